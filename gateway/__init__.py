@@ -1,0 +1,1 @@
+"""The gateway: OpenAI schema in, one gRPC call, OpenAI schema out."""

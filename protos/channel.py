@@ -1,0 +1,26 @@
+"""Options that both ends of a gRPC connection must choose together: message limits and keepalive."""
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+_LIMITS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_LIMITS,
+    # A second server on the same port must fail loudly instead of taking half the calls.
+    ("grpc.so_reuseport", 0),
+    # Clients may ping an idle connection every ten seconds without being sent away.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_LIMITS,
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A restarted peer is found again within a second, not after the default's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]

@@ -1,0 +1,203 @@
+from protos import sampling_pb2 as _sampling_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RouterMessage(_message.Message):
+    __slots__ = ("submit", "cancel", "credit", "ping")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    cancel: CancelSlot
+    credit: Credit
+    ping: Ping
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[CancelSlot, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "step_batch", "rejected", "pong")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STEP_BATCH_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    step_batch: StepBatch
+    rejected: Rejected
+    pong: Pong
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("slot", "generation", "request_id", "prompt_token_ids", "num_emitted", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "time_left_ms")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    generation: int
+    request_id: str
+    prompt_token_ids: bytes
+    num_emitted: int
+    sampling: _sampling_pb2.SamplingParams
+    max_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    cache_salt: bytes
+    time_left_ms: int
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., num_emitted: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ...) -> None: ...
+
+class CancelSlot(_message.Message):
+    __slots__ = ("slot", "generation")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    generation: int
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("step_batches",)
+    STEP_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    step_batches: int
+    def __init__(self, step_batches: _Optional[int] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "worker_id", "epoch", "model", "manifest_hash", "vocab_size", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_slots")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_HASH_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    worker_id: str
+    epoch: int
+    model: str
+    manifest_hash: str
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_slots: int
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., manifest_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ...) -> None: ...
+
+class StepBatch(_message.Message):
+    __slots__ = ("step", "slots", "generations", "first_indices", "counts", "token_ids", "admitted", "finished", "load")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDICES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    first_indices: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
+    finished: _containers.RepeatedCompositeFieldContainer[FinishedSlot]
+    load: Load
+    def __init__(self, step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[FinishedSlot, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("slot", "generation", "cached_tokens")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    generation: int
+    cached_tokens: int
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class FinishedSlot(_message.Message):
+    __slots__ = ("slot", "generation", "reason", "usage", "stop_token_id", "error")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    generation: int
+    reason: _sampling_pb2.FinishReason
+    usage: _sampling_pb2.Usage
+    stop_token_id: int
+    error: str
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("slot", "generation", "reason", "message")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[Rejected.Reason]
+        REASON_INVALID: _ClassVar[Rejected.Reason]
+        REASON_FULL: _ClassVar[Rejected.Reason]
+        REASON_DRAINING: _ClassVar[Rejected.Reason]
+    REASON_UNSPECIFIED: Rejected.Reason
+    REASON_INVALID: Rejected.Reason
+    REASON_FULL: Rejected.Reason
+    REASON_DRAINING: Rejected.Reason
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    generation: int
+    reason: Rejected.Reason
+    message: str
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[Rejected.Reason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("running", "waiting", "queued_prefill_tokens", "free_blocks", "cached_blocks", "num_preemptions")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    queued_prefill_tokens: int
+    free_blocks: int
+    cached_blocks: int
+    num_preemptions: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("nonce", "step", "step_age_ms", "load")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    step: int
+    step_age_ms: int
+    load: Load
+    def __init__(self, nonce: _Optional[int] = ..., step: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...

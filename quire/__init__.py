@@ -1,0 +1,1 @@
+"""The quire command: starts the processes, fetches models, chats."""

@@ -1,0 +1,1 @@
+"""The worker: owns KV blocks, composes and runs engine steps, samples."""

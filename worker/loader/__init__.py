@@ -1,0 +1,1 @@
+"""Reads model folders and files into this process: configuration and weights."""

@@ -1,0 +1,1 @@
+"""Model families: short files of plain torch modules built from shared layers."""
