@@ -1,0 +1,159 @@
+"""The worker's settings: flags with vLLM's names, parsed once into a frozen value. Knows no torch."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+PROG = "quire worker"
+
+
+class ConfigError(ValueError):
+    """A setting is impossible or not supported; the message names the flag and says what to do."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """All settings of one worker process. See ``add_arguments`` for their meaning."""
+
+    model: Path
+    host: str = "127.0.0.1"
+    port: int = 50061
+    worker_id: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    seed: int = 0
+    async_scheduling: bool | None = None
+    shutdown_timeout: float = 30.0
+    log_level: str = "info"
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> "WorkerConfig":
+        """Builds the settings from parsed flags. Raises ConfigError for what is impossible or not supported."""
+        _refuse_unsupported(args)
+        config = cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raises ConfigError when a value is out of range."""
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{_flag(name)} is {value}; it must be at least 1")
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise ConfigError(f"--block-size is {self.block_size}; it must be a power of two")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; it must be above 0, at most 1")
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError("--long-prefill-token-threshold must be 0 (off) or more")
+        if (
+            self.max_num_batched_tokens is not None
+            and self.max_num_seqs is not None
+            and self.max_num_batched_tokens < self.max_num_seqs
+        ):
+            raise ConfigError(
+                f"--max-num-batched-tokens is {self.max_num_batched_tokens}, below --max-num-seqs {self.max_num_seqs}: "
+                "a step could not give each running sequence its token; raise the first or lower the second"
+            )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _refuse_unsupported(args: argparse.Namespace) -> None:
+    """Settings that are understood but not built yet are refused, never ignored."""
+    if args.tensor_parallel_size != 1:
+        raise ConfigError(
+            f"--tensor-parallel-size is {args.tensor_parallel_size}: tensor parallelism is not supported yet; use 1"
+        )
+    if args.quantization is not None:
+        raise ConfigError(
+            f"--quantization {args.quantization} is not supported yet; leave it out "
+            "(GGUF files are dequantized to --dtype when they are loaded)"
+        )
+    if args.kv_cache_dtype != "auto":
+        raise ConfigError(f"--kv-cache-dtype {args.kv_cache_dtype} is not supported yet; use auto (the model's dtype)")
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> None:
+    """Adds the worker's flags. ``listen=False`` leaves out those that ``quire serve`` sets itself."""
+    if listen:
+        group = parser.add_argument_group("worker: address")
+        group.add_argument("--model", type=Path, required=True, help="folder with safetensors, or a .gguf file")
+        group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
+        group.add_argument("--port", type=int, default=50061, help="gRPC port; 0 takes a free one (default %(default)s)")
+        group.add_argument("--worker-id", default="", help="name in logs and routing (default host:port)")
+        group.add_argument(
+            "--shutdown-timeout", type=float, default=30.0, metavar="S",
+            help="seconds that running sequences get after SIGTERM (default %(default)s)",
+        )  # fmt: skip
+        group.add_argument(
+            "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default %(default)s"
+        )
+    group = parser.add_argument_group("worker: model")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto: cuda when there is one)")
+    group.add_argument(
+        "--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32", "half", "float"),
+        help="of weights and activations (default auto: bfloat16 where the processor has it, else float32)",
+    )  # fmt: skip
+    group.add_argument(
+        "--load-format", default="auto", choices=("auto", "dummy"),
+        help="auto reads the model's weights; dummy fills them at random, for benchmarks (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-model-len", type=int, metavar="N",
+        help="most tokens of prompt and output together (default: the model's own limit)",
+    )  # fmt: skip
+    group.add_argument("--seed", type=int, default=0, help="of random weights (default %(default)s)")
+    group.add_argument("-q", "--quantization", metavar="METHOD", help="fp8, awq (not supported yet)")
+    group.add_argument(
+        "-tp", "--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks a worker (only 1 so far)"
+    )
+    group = parser.add_argument_group("worker: scheduling")
+    group.add_argument("--max-num-seqs", type=int, metavar="N", help="most sequences in a step (default 64 on cpu, else 256)")
+    group.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="N",
+        help="most tokens in a step: long prompts are computed in chunks (default 512 on cpu, else 8192)",
+    )  # fmt: skip
+    group.add_argument(
+        "--long-prefill-token-threshold", type=int, default=0, metavar="N",
+        help="most prompt tokens of one sequence in a step, so that others pass a long one (default 0: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--async-scheduling", action=argparse.BooleanOptionalAction,
+        help="plan a step while the one before runs (default: on except on cpu)",
+    )  # fmt: skip
+    group = parser.add_argument_group("worker: KV cache")
+    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (default %(default)s)")
+    group.add_argument(
+        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True,
+        help="keep blocks of finished prompts for later ones (default on)",
+    )  # fmt: skip
+    group.add_argument(
+        "--gpu-memory-utilization", type=float, default=0.92, metavar="F",
+        help="share of the GPU's memory for weights, activations and KV cache (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--kv-cache-memory-bytes", type=int, metavar="N",
+        help="size of the KV cache, instead of what is left (default on cpu: 512 MiB)",
+    )  # fmt: skip
+    group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV blocks, instead of a size in bytes")
+    group.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto is the model's dtype (only auto so far)")
+
+
+def parse_args(argv: list[str] | None = None) -> WorkerConfig:
+    """Parses a command line. Raises ConfigError; argparse itself exits for unknown flags and ``--help``."""
+    parser = argparse.ArgumentParser(prog=PROG, description="Run one Quire worker: KV blocks, step loop, sampling.")
+    add_arguments(parser)
+    return WorkerConfig.from_args(parser.parse_args(argv))

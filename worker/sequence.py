@@ -1,0 +1,112 @@
+"""One sequence on the worker: its tokens, its blocks and how far it has been computed. Knows no tensors."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen; zeros (and top_p 1) switch a filter off. ``temperature`` 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+class SequenceStatus(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class FinishReason(Enum):
+    """As in protos/sampling.proto."""
+
+    STOP = auto()
+    LENGTH = auto()
+    CANCELLED = auto()
+    DEADLINE = auto()
+    ERROR = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A prompt being continued.
+
+    Token counts, from the start of the prompt:
+
+        0 ......... num_computed ......... len(tokens) .. total_len
+        |-- in the KV cache ---|-- known, not yet --|- sampled by a step
+                                  computed             still running -|
+
+    Attributes:
+        tokens: prompt and output ids that the host knows.
+        num_prompt_tokens: length of the prompt as submitted (output of an earlier attempt included).
+        num_emitted: how many of the prompt's last tokens are output of an earlier attempt.
+        max_tokens: most output tokens, ``num_emitted`` included.
+        cache_root: root of the block hash chain.
+        deadline: monotonic seconds, or None.
+        blocks: ids of the blocks that hold its keys and values, in order.
+        block_hashes: names of the leading full blocks, as far as they are committed to the prefix cache.
+        num_computed: tokens whose keys and values are in the cache once all launched steps have run.
+        num_pending: tokens sampled by launched steps whose ids the host does not know yet (0 or 1).
+        num_cached_tokens: prompt tokens found in the prefix cache when it first ran.
+        row: its place in the device's per-sequence buffers while it runs, else -1.
+    """
+
+    request_id: str
+    tokens: array[int]
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    num_emitted: int = 0
+    cache_root: bytes = b""
+    deadline: float | None = None
+
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_prompt_tokens: int = field(init=False)
+    blocks: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_computed: int = 0
+    num_pending: int = 0
+    num_cached_tokens: int | None = None
+    row: int = -1
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.tokens)
+
+    @property
+    def total_len(self) -> int:
+        """Tokens, those still being sampled included."""
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def num_output(self) -> int:
+        """Known output tokens, those of earlier attempts included: the index of the next one."""
+        return len(self.tokens) - self.num_prompt_tokens + self.num_emitted
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether it needs another step even if no pending token ends it."""
+        return self.num_output + self.num_pending < self.max_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def packed_tokens(self, start: int, end: int) -> memoryview:
+        """Token ids [start, end) as little-endian uint32."""
+        return memoryview(self.tokens)[start:end].cast("B")
+
+
+def token_array(packed: bytes | None = None) -> "array[int]":
+    """An array of uint32 token ids, from little-endian bytes. Raises ValueError when the length is no multiple of 4."""
+    tokens: array[int] = array("I")
+    if packed:
+        tokens.frombytes(packed)
+    return tokens
