@@ -50,7 +50,8 @@ class Sequence:
         cache_root: root of the block hash chain.
         deadline: monotonic seconds, or None.
         blocks: ids of the blocks that hold its keys and values, in order.
-        block_hashes: names of the leading full blocks, as far as they are committed to the prefix cache.
+        block_names: hash-chain names of the leading full blocks of known tokens.
+        num_committed: how many of ``blocks`` are known to the prefix cache, or were found there.
         num_computed: tokens whose keys and values are in the cache once all launched steps have run.
         num_pending: tokens sampled by launched steps whose ids the host does not know yet (0 or 1).
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran.
@@ -69,7 +70,8 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_prompt_tokens: int = field(init=False)
     blocks: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)
+    block_names: list[bytes] = field(default_factory=list)
+    num_committed: int = 0
     num_computed: int = 0
     num_pending: int = 0
     num_cached_tokens: int | None = None

@@ -1,0 +1,30 @@
+"""The tensors that hold paged keys and values, and how many blocks fit into a size."""
+
+import torch
+
+from worker.models.config import ModelConfig
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block's keys and values in all layers."""
+    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of all layers: one tensor [layers, 2, blocks, block_size, kv_heads, head_dim].
+
+    The memory starts as zeros: padding may read slots that were never written, and a stray NaN would survive its mask.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self._layers = [tuple(layer) for layer in torch.zeros(shape, dtype=dtype, device=device)]
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(keys, values) of one layer, each [blocks, block_size, kv_heads, head_dim]."""
+        keys, values = self._layers[index]
+        return keys, values

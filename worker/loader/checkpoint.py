@@ -1,0 +1,39 @@
+"""What every kind of model file offers to the worker."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Protocol
+
+import torch
+
+from worker.models.config import ModelConfig
+
+
+class CheckpointError(ValueError):
+    """A model file is missing, damaged or does not match its configuration; the message names the file and what is wrong."""
+
+
+class Checkpoint(Protocol):
+    """A model on disk. Tensors carry Hugging Face's names and layouts, whatever the file's own are."""
+
+    @property
+    def name(self) -> str:
+        """The folder's or file's name."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape, without reading it."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor, one at a time, on the CPU."""
+
+
+def manifest_hash(checkpoint: Checkpoint) -> str:
+    """A hex digest that is equal exactly when configuration, tensor names and shapes are."""
+    shapes = sorted((name, list(shape)) for name, shape in checkpoint.shapes().items())
+    content = json.dumps([asdict(checkpoint.config), shapes], sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

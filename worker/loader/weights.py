@@ -1,0 +1,79 @@
+"""Fills a model's parameters from a checkpoint, part by part, and refuses whatever does not fit."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from worker.loader.checkpoint import Checkpoint, CheckpointError
+from worker.models.layers import Linear
+
+# Buffers that old checkpoints carry and that are computed here.
+_IGNORED = (".rotary_emb.inv_freq",)
+
+Progress = Callable[[int, int], None]
+
+
+def targets(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Where each checkpoint tensor goes: its name, and the parameter or the rows of a fused one that it fills."""
+    found: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Linear):
+            parent = path.rpartition(".")[0]
+            start = 0
+            for name, width in module.parts:
+                part = f"{parent}.{name}" if parent else name
+                found[f"{part}.weight"] = module.weight.data[start : start + width]
+                if module.bias is not None:
+                    found[f"{part}.bias"] = module.bias.data[start : start + width]
+                start += width
+        else:
+            for name, parameter in module.named_parameters(recurse=False):
+                found[f"{path}.{name}"] = parameter.data
+    return found
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint, progress: Progress = lambda done, total: None) -> None:
+    """Copies every tensor of the checkpoint into the model, converting its dtype.
+
+    Args:
+        model: built by ``build_model`` from the checkpoint's configuration.
+        checkpoint: read one tensor at a time.
+        progress: called with tensors done and their number.
+
+    Raises:
+        CheckpointError: a tensor is missing, is not the model's, or has another shape.
+    """
+    shapes = checkpoint.shapes()
+    wanted = targets(model)
+    if checkpoint.config.tie_word_embeddings:
+        del wanted["lm_head.weight"]
+    missing = sorted(wanted.keys() - shapes.keys())
+    if missing:
+        raise CheckpointError(f"{checkpoint.name} lacks {len(missing)} tensors of the model, first {missing[0]}")
+    done = 0
+    for name, tensor in checkpoint.tensors():
+        target = wanted.get(name)
+        if target is not None:
+            if target.shape != tensor.shape:
+                raise CheckpointError(
+                    f"{checkpoint.name}: tensor {name} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
+                )
+            target.copy_(tensor)
+        elif not name.endswith(_IGNORED) and name != "lm_head.weight":
+            raise CheckpointError(f"{checkpoint.name}: tensor {name} belongs to no part of the model")
+        done += 1
+        progress(done, len(shapes))
+
+
+def fill_randomly(model: nn.Module, seed: int) -> None:
+    """Fills the parameters with small random numbers, for benchmarks: speed does not depend on them."""
+    generator: dict[torch.device, torch.Generator] = {}
+    for parameter in model.parameters():
+        device = parameter.device
+        if device not in generator:
+            generator[device] = torch.Generator(device).manual_seed(seed)
+        if parameter.ndim == 1:
+            parameter.data.fill_(1.0)
+        else:
+            parameter.data.normal_(std=0.02, generator=generator[device])

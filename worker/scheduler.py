@@ -1,0 +1,293 @@
+"""Decides what goes into each engine step: iteration-level scheduling (Orca: Yu et al., 2022) with chunked prefill
+(Sarathi: Agrawal et al., 2023) over paged blocks. Knows no tensors: a plan is data, and the runner obeys it.
+
+    plan  -> which sequences compute which tokens in the next step, and in which blocks
+    settle -> what the step sampled; sequences that ended give their blocks back
+
+A step may be planned before the one before it is settled. A sequence whose newest token is still being sampled is
+planned as if it went on; when that token turns out to end it, what the next step sampled for it is dropped.
+"""
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+from protos.prefix import extend_chain
+from worker.block_pool import BlockPool
+from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, token_array
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One engine step. The columns have one entry per sequence; those with one token come first.
+
+    Attributes:
+        number: counts from 1.
+        sequences: for ``settle``; the runner does not read them.
+        rows: places in the device's per-sequence buffers.
+        starts: position of the first token to compute.
+        counts: tokens to compute.
+        block_tables: blocks of the whole context, this step's tokens included.
+        token_ids: ids of all tokens to compute, one sequence after another; 0 where the id is still on the device.
+        device_tokens: indices into ``token_ids`` whose id is the last one sampled for the row.
+        samples: indices of the sequences that get a next token.
+        sampling: their parameters, and the output index of that token.
+        admitted: sequences that run for the first time.
+    """
+
+    number: int
+    sequences: list[Sequence] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)
+    token_ids: array[int] = field(default_factory=token_array)
+    device_tokens: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    sampling: list[tuple[SamplingParams, int]] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step came to.
+
+    Attributes:
+        number: the step.
+        tokens: (sequence, output index of the first id, ids).
+        admitted: sequences that ran for the first time; their ``num_cached_tokens`` is known.
+        finished: sequences that ended, their reason set and their blocks given back.
+    """
+
+    number: int
+    tokens: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+
+
+class Scheduler:
+    """Waiting and running sequences, and the blocks they hold.
+
+    Args:
+        pool: the KV cache's blocks; must hold ``max_model_len`` tokens, so that a sequence alone can always go on.
+        block_size: tokens a block.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens in a step, at least ``max_num_seqs``.
+        long_prefill_token_threshold: most prompt tokens of one sequence in a step; 0 is no limit.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        long_prefill_token_threshold: int = 0,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission
+        self.num_preemptions = 0
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._step = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Tokens that must be computed before every sequence decodes."""
+        return sum(max(0, seq.total_len - seq.num_computed - 1) for seq in (*self.running, *self.waiting))
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a new sequence."""
+        self.waiting.append(seq)
+
+    def cancel(self, seq: Sequence, reason: FinishReason) -> bool:
+        """Ends a sequence now. False when it had ended already."""
+        if seq.finished:
+            return False
+        self._finish(seq, reason)
+        return True
+
+    def plan(self) -> StepPlan | None:
+        """Composes the next step: decodes, then prompts in progress, then new sequences, within the token budget.
+
+        Returns:
+            The plan, or None when nothing can be computed now.
+        """
+        budget = self.max_num_batched_tokens
+        work: dict[Sequence, int] = {}
+        admitted: list[Sequence] = []
+        preemptions = self.num_preemptions
+
+        ready = [seq for seq in self.running if seq.wants_tokens]
+        decodes = [seq for seq in ready if seq.total_len - seq.num_computed == 1]
+        prefills = [seq for seq in ready if seq.total_len - seq.num_computed > 1]
+        for seq in (*decodes, *prefills):
+            # A sequence may have been preempted meanwhile for one before it.
+            if budget and seq.status is SequenceStatus.RUNNING and self._grow(seq, work):
+                work[seq] = self._advance(seq, budget)
+                budget -= work[seq]
+
+        while budget and self.waiting and self.num_preemptions == preemptions:
+            seq = self.waiting[0]
+            first_run = seq.num_cached_tokens is None
+            if not self._admit(seq):
+                break
+            if first_run:
+                admitted.append(seq)
+            work[seq] = self._advance(seq, budget)
+            budget -= work[seq]
+
+        if not work:
+            return None
+        self._step += 1
+        return self._write(work, admitted)
+
+    def settle(self, plan: StepPlan, sampled: list[int]) -> StepOutput:
+        """Takes in the ids that a step sampled.
+
+        Args:
+            plan: the step; steps are settled in order.
+            sampled: an id for each of ``plan.samples``.
+        """
+        output = StepOutput(plan.number, admitted=plan.admitted)
+        for index, token_id in zip(plan.samples, sampled, strict=True):
+            seq = plan.sequences[index]
+            if seq.finished:
+                continue
+            output.tokens.append((seq, seq.num_output, [token_id]))
+            seq.tokens.append(token_id)
+            seq.num_pending -= 1
+            if token_id in seq.stop_token_ids:
+                seq.stop_token_id = token_id
+                self._finish(seq, FinishReason.STOP)
+            elif seq.num_output >= seq.max_tokens:
+                self._finish(seq, FinishReason.LENGTH)
+            if seq.finished:
+                output.finished.append(seq)
+        return output
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Moves the first waiting sequence to the running ones, with blocks for all its tokens. False when it must wait."""
+        if not self._free_rows or seq.num_pending:
+            return False
+        self._name_blocks(seq)
+        # At least one token must be computed, for its logits.
+        cached = self.pool.match(seq.block_names[: (seq.total_len - 1) // self.block_size])
+        missing = self._blocks_for(seq.total_len) - len(cached)
+        if missing > self.pool.num_available - self.pool.num_unreferenced(cached):
+            return False
+        self.waiting.popleft()
+        self.pool.share(cached)
+        seq.blocks = cached + self.pool.allocate(missing)
+        seq.num_computed = len(cached) * self.block_size
+        seq.num_committed = len(cached)
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed
+        seq.row = self._free_rows.pop()
+        seq.status = SequenceStatus.RUNNING
+        self.running.append(seq)
+        return True
+
+    def _grow(self, seq: Sequence, scheduled: dict[Sequence, int]) -> bool:
+        """Makes room for the sequence's newest token, preempting the newest sequences that are not in the step yet.
+
+        False when the sequence itself had to go.
+        """
+        missing = self._blocks_for(seq.total_len) - len(seq.blocks)
+        while missing > self.pool.num_available:
+            victim = next(other for other in reversed(self.running) if other not in scheduled)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        if missing > 0:
+            seq.blocks += self.pool.allocate(missing)
+        return True
+
+    def _advance(self, seq: Sequence, budget: int) -> int:
+        """Counts the next chunk as computed and returns its tokens.
+
+        Blocks that it fills are known from here on, even to sequences of the same step: in every layer, a step
+        writes all keys and values before it reads any.
+        """
+        count = min(seq.total_len - seq.num_computed, budget)
+        if count > 1 and self.long_prefill_token_threshold:
+            count = min(count, self.long_prefill_token_threshold)
+        seq.num_computed += count
+        self._commit(seq)
+        return count
+
+    def _write(self, work: dict[Sequence, int], admitted: list[Sequence]) -> StepPlan:
+        """Lays the step out in columns."""
+        plan = StepPlan(self._step, admitted=admitted)
+        for seq, count in sorted(work.items(), key=lambda item: item[1] > 1):
+            start, end = seq.num_computed - count, seq.num_computed
+            plan.sequences.append(seq)
+            plan.rows.append(seq.row)
+            plan.starts.append(start)
+            plan.counts.append(count)
+            plan.block_tables.append(seq.blocks)
+            plan.token_ids.extend(seq.tokens[start:end])
+            if end > len(seq.tokens):
+                plan.device_tokens.append(len(plan.token_ids))
+                plan.token_ids.append(0)
+            if end == seq.total_len:
+                plan.samples.append(len(plan.sequences) - 1)
+                plan.sampling.append((seq.sampling, seq.num_output + seq.num_pending))
+                seq.num_pending += 1
+        return plan
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Takes a running sequence's blocks and puts it back to the front of the queue, to be computed again.
+
+        What it had committed stays in the prefix cache as long as nobody needs the blocks.
+        """
+        self.num_preemptions += 1
+        self._leave(seq)
+        seq.num_computed = 0
+        seq.num_committed = 0
+        seq.status = SequenceStatus.WAITING
+        self.waiting.appendleft(seq)
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        if seq.status is SequenceStatus.RUNNING:
+            self._commit(seq)
+            self._leave(seq)
+        else:
+            self.waiting.remove(seq)
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason = reason
+
+    def _leave(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self.pool.release(seq.blocks)
+        seq.blocks = []
+        self._free_rows.append(seq.row)
+        seq.row = -1
+
+    def _name_blocks(self, seq: Sequence) -> None:
+        """Extends the sequence's chain of block names over all full blocks of known tokens."""
+        named = len(seq.block_names)
+        full = len(seq.tokens) // self.block_size
+        if self.pool.enable_prefix_caching and full > named:
+            parent = seq.block_names[-1] if named else seq.cache_root
+            tokens = seq.packed_tokens(named * self.block_size, full * self.block_size)
+            seq.block_names += extend_chain(parent, seq.cache_root, tokens, self.block_size)
+
+    def _commit(self, seq: Sequence) -> None:
+        """Makes the sequence's full, computed blocks known to the prefix cache."""
+        self._name_blocks(seq)
+        full = min(seq.num_computed // self.block_size, len(seq.block_names))
+        for index in range(seq.num_committed, full):
+            self.pool.commit(seq.blocks[index], seq.block_names[index])
+        seq.num_committed = max(seq.num_committed, full)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
