@@ -2,7 +2,7 @@
 
 import torch
 
-from worker.models.config import ModelConfig
+from worker.model_config import ModelConfig
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

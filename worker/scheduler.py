@@ -41,7 +41,7 @@ class StepPlan:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)
-    token_ids: array[int] = field(default_factory=token_array)
+    token_ids: "array[int]" = field(default_factory=token_array)
     device_tokens: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     sampling: list[tuple[SamplingParams, int]] = field(default_factory=list)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from worker.models.config import ModelConfig
+from worker.model_config import ModelConfig
 
 
 class CheckpointError(ValueError):
@@ -32,8 +32,7 @@ class Checkpoint(Protocol):
         """Every tensor, one at a time, on the CPU."""
 
 
-def manifest_hash(checkpoint: Checkpoint) -> str:
+def manifest_hash(config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> str:
     """A hex digest that is equal exactly when configuration, tensor names and shapes are."""
-    shapes = sorted((name, list(shape)) for name, shape in checkpoint.shapes().items())
-    content = json.dumps([asdict(checkpoint.config), shapes], sort_keys=True)
+    content = json.dumps([asdict(config), sorted((name, list(shape)) for name, shape in shapes.items())], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

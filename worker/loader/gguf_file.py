@@ -11,7 +11,7 @@ import torch
 from gguf.quants import dequantize
 
 from worker.loader.checkpoint import CheckpointError
-from worker.models.config import ModelConfig, RopeScaling, UnsupportedModel
+from worker.model_config import ModelConfig, RopeScaling, UnsupportedModel
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from worker.loader.checkpoint import CheckpointError
-from worker.models.config import ModelConfig, RopeScaling, UnsupportedModel
+from worker.model_config import ModelConfig, RopeScaling, UnsupportedModel
 
 INDEX = "model.safetensors.index.json"
 
@@ -25,18 +25,18 @@ class HuggingFaceFolder:
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
         self.config = read_config(folder / "config.json")
-        self._files = _safetensors_files(folder)
+        self._folder = folder
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = {}
-        for file in self._files:
+        for file in _safetensors_files(self._folder):
             with _open(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a dict)
                     shapes[name] = tuple(tensors.get_slice(name).get_shape())
         return shapes
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for file in self._files:
+        for file in _safetensors_files(self._folder):
             with _open(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a dict)
                     yield name, tensors.get_tensor(name)

@@ -1,7 +1,7 @@
 """Model families: short files of plain torch modules built from shared layers."""
 
 
-from worker.models.config import ModelConfig, UnsupportedModel
+from worker.model_config import ModelConfig, UnsupportedModel
 from worker.models.llama import LlamaForCausalLM
 
 ARCHITECTURES: dict[str, type[LlamaForCausalLM]] = {"LlamaForCausalLM": LlamaForCausalLM}

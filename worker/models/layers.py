@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kernels.norm import add_rms_norm, rms_norm
-from worker.models.config import ModelConfig, RopeScaling, UnsupportedModel
+from worker.model_config import ModelConfig, RopeScaling, UnsupportedModel
 
 
 class RMSNorm(nn.Module):

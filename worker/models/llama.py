@@ -11,7 +11,7 @@ from kernels.attention import AttentionBatch, paged_attention
 from kernels.kv_cache import write_kv
 from kernels.rotary import rotate
 from worker.kv_cache import KVCache
-from worker.models.config import ModelConfig
+from worker.model_config import ModelConfig
 from worker.models.layers import Embedding, Linear, RMSNorm, RotaryAngles
 
 

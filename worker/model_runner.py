@@ -1,0 +1,76 @@
+"""Runs planned steps on the device: forward pass, logits, sampling. Decides nothing."""
+
+from typing import Protocol
+
+import torch
+
+from kernels.sampling import sample
+from worker.kv_cache import KVCache
+from worker.models.llama import LlamaForCausalLM
+from worker.scheduler import StepPlan
+from worker.step_input import build_step_input
+
+
+class LaunchedStep(Protocol):
+    """A step that may still be running."""
+
+    def sampled(self) -> list[int]:
+        """Waits for the step and returns an id for each of its plan's ``samples``."""
+
+
+class Runner(Protocol):
+    """What the engine needs of whatever computes the steps."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Starts a step. Steps run in the order of their launch."""
+
+
+class ModelRunner:
+    """The model, its KV cache and the per-row buffers on one device.
+
+    Args:
+        model: with its weights.
+        cache: the paged keys and values.
+        max_num_seqs: rows of the buffers.
+        device: where everything lives.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, cache: KVCache, max_num_seqs: int, device: torch.device) -> None:
+        self.model = model
+        self.cache = cache
+        self.device = device
+        # Sampled ids stay here as the next step's input, so that no step waits for the host to learn them.
+        self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Starts a step: at once on a GPU, to its end on a CPU."""
+        step = build_step_input(plan, self.last_tokens, self.cache.block_size)
+        hidden = self.model(step.token_ids, step.positions, self.cache, step.attention)
+        if not plan.samples:
+            return SampledIds(torch.empty(0, dtype=torch.int64), None)
+        logits = self.model.logits(hidden.index_select(0, step.sample_tokens))
+        ids = sample(logits, step.sampling)
+        self.last_tokens.index_copy_(0, step.sample_rows, ids)
+        if self.device.type == "cpu":
+            return SampledIds(ids, None)
+        host_ids = torch.empty(len(ids), dtype=torch.int64, pin_memory=True)
+        host_ids.copy_(ids, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return SampledIds(host_ids, copied)
+
+
+class SampledIds:
+    """Ids on the host, valid once the copy's event has passed."""
+
+    def __init__(self, ids: torch.Tensor, copied: torch.cuda.Event | None) -> None:
+        self._ids = ids
+        self._copied = copied
+
+    def sampled(self) -> list[int]:
+        """Waits for the copy and returns the ids."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        ids: list[int] = self._ids.tolist()
+        return ids

@@ -1,0 +1,105 @@
+"""Turns a step's plan, which is lists, into the tensors that the model reads: the only place that does."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention import AttentionBatch
+from kernels.sampling import SamplingBatch, random_key
+from worker.scheduler import StepPlan
+from worker.sequence import SamplingParams
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """Tensors of one step, on the model's device.
+
+    Attributes:
+        token_ids, positions: [tokens] int64.
+        attention: where keys go and what each query sees.
+        sample_tokens: [samples] int64: the tokens whose hidden states give logits.
+        sample_rows: [samples] int64: the rows that keep the sampled ids.
+        sampling: the samples' parameters.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+    sample_tokens: torch.Tensor
+    sample_rows: torch.Tensor
+    sampling: SamplingBatch
+
+
+def build_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int) -> StepInput:
+    """Builds the tensors of a step.
+
+    Args:
+        plan: the step.
+        last_tokens: [rows] int64: the id last sampled for each row.
+        block_size: tokens a block.
+    """
+    device = last_tokens.device
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    token_ids = tensor(plan.token_ids.tolist())
+    if plan.device_tokens:
+        token_rows = [row for row, count in zip(plan.rows, plan.counts, strict=True) for _ in range(count)]
+        where = tensor(plan.device_tokens)
+        token_ids[where] = last_tokens[tensor([token_rows[index] for index in plan.device_tokens])]
+
+    counts = tensor(plan.counts)
+    ends = counts.cumsum(0)
+    sequence = torch.repeat_interleave(torch.arange(len(plan.counts), device=device), counts)
+    within = torch.arange(len(plan.token_ids), device=device) - (ends - counts)[sequence]
+    positions = tensor(plan.starts)[sequence] + within
+
+    width = max(len(table) for table in plan.block_tables)
+    block_tables = tensor([block for table in plan.block_tables for block in table + [0] * (width - len(table))])
+    block_tables = block_tables.view(-1, width)
+    slots = block_tables[sequence, positions // block_size] * block_size + positions % block_size
+    attention = AttentionBatch(
+        slot_mapping=slots,
+        block_tables=block_tables,
+        query_lens=tuple(plan.counts),
+        context_lens=tuple(start + count for start, count in zip(plan.starts, plan.counts, strict=True)),
+        block_size=block_size,
+    )
+    return StepInput(
+        token_ids=token_ids,
+        positions=positions,
+        attention=attention,
+        sample_tokens=ends[tensor(plan.samples)] - 1,
+        sample_rows=tensor([plan.rows[index] for index in plan.samples]),
+        sampling=build_sampling(plan.sampling, device),
+    )
+
+
+def build_sampling(rows: list[tuple[SamplingParams, int]], device: torch.device) -> SamplingBatch:
+    """The rows' parameters as tensors, leaving out those that no row uses.
+
+    Args:
+        rows: each row's parameters and the output index of the token to sample.
+        device: where the logits are.
+    """
+    if all(params.temperature == 0 for params, _ in rows):
+        return SamplingBatch()
+    keys = [random_key(params.seed, index) for params, index in rows]
+
+    def integers(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    def floats(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    # A greedy row's filters change nothing.
+    active = [params if params.temperature else SamplingParams(temperature=0) for params, _ in rows]
+    return SamplingBatch(
+        temperature=floats([params.temperature for params in active]),
+        top_k=integers([params.top_k for params in active]) if any(params.top_k for params in active) else None,
+        top_p=floats([params.top_p for params in active]) if any(params.top_p < 1 for params in active) else None,
+        min_p=floats([params.min_p for params in active]) if any(params.min_p for params in active) else None,
+        key_low=integers([low for low, _ in keys]),
+        key_high=integers([high for _, high in keys]),
+    )
