@@ -111,8 +111,7 @@ def paged_attention(
     Returns:
         [tokens, heads, head_dim], the dtype of ``query``.
     """
-    tokens, heads, head_dim = query.shape
-    kv_heads = key_cache.shape[2]
+    heads, kv_heads, head_dim = query.shape[1], key_cache.shape[2], query.shape[2]
     out = torch.empty_like(query)
     for group in batch.decode_groups:
         count = group.rows.numel()

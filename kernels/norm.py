@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang & Sennrich, 2019), with the residual addition that precedes it in a decoder layer."""
+"""Root-mean-square normalisation (Zhang & Sennrich, 2019), with the residual addition before it in a decoder layer."""
 
 import torch
 

@@ -107,15 +107,13 @@ def keep_likely(
 def _last_kept(
     logits: torch.Tensor, ordered: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, bool]:
-    """The logit of the last token that top_k and top_p keep, [rows, 1], judged by the row's largest logits in descending
-    order; and whether these were enough to judge every row."""
+    """The logit of the last token that top_k and top_p keep, [rows, 1]; and whether ``ordered``, the rows' largest
+    logits in descending order, was enough to judge every row."""
     count = ordered.shape[-1]
     vocab_size = logits.shape[-1]
     limit = torch.where(top_k > 0, top_k, vocab_size)[:, None]
     inside = torch.arange(count, device=logits.device) < limit
-    mass = torch.where(
-        top_k > 0, ordered.masked_fill(~inside, -torch.inf).logsumexp(dim=-1), logits.logsumexp(dim=-1)
-    )
+    mass = torch.where(top_k > 0, ordered.masked_fill(~inside, -torch.inf).logsumexp(dim=-1), logits.logsumexp(dim=-1))
     probability = (ordered - mass[:, None]).exp().masked_fill(~inside, 0.0)
     # A token goes when those before it already reach top_p.
     keep = inside & (probability.cumsum(dim=-1) - probability < top_p[:, None])

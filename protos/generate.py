@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def generate(output: Path) -> list[Path]:
-    """Writes all stubs below ``output``/protos and returns their paths. Raises RuntimeError when protoc refuses a file."""
+    """Writes all stubs below ``output``/protos and returns their paths. Raises RuntimeError when protoc refuses."""
     from grpc_tools import protoc
 
     sources = sorted(HERE.glob("*.proto"))

@@ -23,10 +23,8 @@ def chain_root(cache_salt: bytes) -> bytes:
     return hashlib.blake2b(cache_salt, digest_size=16, person=HASH_VERSION).digest()
 
 
-def extend_chain(
-    parent: bytes, root: bytes, tokens: bytes | bytearray | memoryview, block_size: int
-) -> list[bytes]:
-    """The 16-byte names of the full blocks in ``tokens`` (packed little-endian uint32), the first following ``parent``."""
+def extend_chain(parent: bytes, root: bytes, tokens: bytes | bytearray | memoryview, block_size: int) -> list[bytes]:
+    """The 16-byte names of the full blocks in ``tokens`` (packed little-endian uint32); ``parent`` precedes the first."""
     stride = block_size * TOKEN_BYTES
     seed = int.from_bytes(root[:8], "little")
     digest = xxhash.xxh3_128_digest
@@ -37,9 +35,7 @@ def extend_chain(
     return names
 
 
-def block_hashes(
-    tokens: bytes | bytearray | memoryview, block_size: int, cache_salt: bytes = b""
-) -> list[bytes]:
+def block_hashes(tokens: bytes | bytearray | memoryview, block_size: int, cache_salt: bytes = b"") -> list[bytes]:
     """The 16-byte names of all full blocks of a prompt (packed little-endian uint32)."""
     root = chain_root(cache_salt)
     return extend_chain(root, root, tokens, block_size)

@@ -120,7 +120,7 @@ class BlockPool:
         self._by_name.clear()
 
     def check(self) -> None:
-        """Raises AssertionError when the books do not balance. Linear in the number of blocks: for tests and debugging."""
+        """Raises AssertionError when the books do not balance. Linear in the number of blocks: for tests."""
         referenced = sum(references > 0 for references in self._references)
         assert self.num_free + self.num_cached + referenced == self.num_blocks, (
             f"{self.num_free} free + {self.num_cached} cached + {referenced} referenced != {self.num_blocks}"

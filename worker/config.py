@@ -53,7 +53,7 @@ class WorkerConfig:
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"--block-size is {self.block_size}; it must be a power of two")
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; it must be above 0, at most 1")
+            raise ConfigError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; wanted above 0, at most 1")
         if self.long_prefill_token_threshold < 0:
             raise ConfigError("--long-prefill-token-threshold must be 0 (off) or more")
         if (
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         group = parser.add_argument_group("worker: address")
         group.add_argument("--model", type=Path, required=True, help="folder with safetensors, or a .gguf file")
         group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
-        group.add_argument("--port", type=int, default=50061, help="gRPC port; 0 takes a free one (default %(default)s)")
+        group.add_argument("--port", type=int, default=50061, help="gRPC port; 0 takes a free one (default 50061)")
         group.add_argument("--worker-id", default="", help="name in logs and routing (default host:port)")
         group.add_argument(
             "--shutdown-timeout", type=float, default=30.0, metavar="S",
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
             "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default %(default)s"
         )
     group = parser.add_argument_group("worker: model")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto: cuda when there is one)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto: cuda if present)")
     group.add_argument(
         "--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32", "half", "float"),
         help="of weights and activations (default auto: bfloat16 where the processor has it, else float32)",
@@ -121,7 +121,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         "-tp", "--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks a worker (only 1 so far)"
     )
     group = parser.add_argument_group("worker: scheduling")
-    group.add_argument("--max-num-seqs", type=int, metavar="N", help="most sequences in a step (default 64 on cpu, else 256)")
+    group.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="most sequences in a step (default 64 on cpu, 256 on gpu)"
+    )
     group.add_argument(
         "--max-num-batched-tokens", type=int, metavar="N",
         help="most tokens in a step: long prompts are computed in chunks (default 512 on cpu, else 8192)",
@@ -149,7 +151,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         help="size of the KV cache, instead of what is left (default on cpu: 512 MiB)",
     )  # fmt: skip
     group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV blocks, instead of a size in bytes")
-    group.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto is the model's dtype (only auto so far)")
+    group.add_argument(
+        "--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto: the model's dtype (only auto so far)"
+    )
 
 
 def parse_args(argv: list[str] | None = None) -> WorkerConfig:

@@ -1,11 +1,40 @@
-"""The engine: plan, launch, settle, again. Single-threaded; knows sequences and steps, not the network."""
+"""The engine: plan, launch, settle, again. Single-threaded; knows neither tensors nor the network."""
 
 import time
 from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
 
-from worker.model_runner import LaunchedStep, Runner
 from worker.scheduler import Scheduler, StepOutput, StepPlan
 from worker.sequence import FinishReason, Sequence
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the worker tells its routers about itself. Units as in Hello (protos/worker.proto)."""
+
+    model: str
+    manifest_hash: str
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class LaunchedStep(Protocol):
+    """A step that may still be running."""
+
+    def sampled(self) -> list[int]:
+        """Waits for the step and returns an id for each of its plan's ``samples``."""
+
+
+class Runner(Protocol):
+    """What the engine needs of whatever computes the steps."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Starts a step. Steps run in the order of their launch."""
 
 
 class Engine:

@@ -1,28 +1,13 @@
 """Runs planned steps on the device: forward pass, logits, sampling. Decides nothing."""
 
-from typing import Protocol
-
 import torch
 
 from kernels.sampling import sample
+from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
 from worker.models.llama import LlamaForCausalLM
 from worker.scheduler import StepPlan
 from worker.step_input import build_step_input
-
-
-class LaunchedStep(Protocol):
-    """A step that may still be running."""
-
-    def sampled(self) -> list[int]:
-        """Waits for the step and returns an id for each of its plan's ``samples``."""
-
-
-class Runner(Protocol):
-    """What the engine needs of whatever computes the steps."""
-
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Starts a step. Steps run in the order of their launch."""
 
 
 class ModelRunner:

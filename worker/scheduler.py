@@ -157,7 +157,7 @@ class Scheduler:
             plan: the step; steps are settled in order.
             sampled: an id for each of ``plan.samples``.
         """
-        output = StepOutput(plan.number, admitted=plan.admitted)
+        output = StepOutput(plan.number, admitted=[seq for seq in plan.admitted if not seq.finished])
         for index, token_id in zip(plan.samples, sampled, strict=True):
             seq = plan.sequences[index]
             if seq.finished:

@@ -108,7 +108,7 @@ class Sequence:
 
 def token_array(packed: bytes | None = None) -> "array[int]":
     """An array of uint32 token ids, from little-endian bytes. Raises ValueError when the length is no multiple of 4."""
-    tokens: "array[int]" = array("I")
+    tokens: array[int] = array("I")
     if packed:
         tokens.frombytes(packed)
     return tokens

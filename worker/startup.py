@@ -3,21 +3,20 @@
 import logging
 import sys
 import time
-from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
 
 from worker.block_pool import BlockPool
 from worker.config import ConfigError, WorkerConfig
-from worker.engine import Engine
+from worker.engine import Engine, EngineLimits
 from worker.kv_cache import KVCache, bytes_per_block
 from worker.loader import open_checkpoint
 from worker.loader.checkpoint import Checkpoint, manifest_hash
 from worker.loader.weights import fill_randomly, load_weights
+from worker.model_config import ModelConfig
 from worker.model_runner import ModelRunner
 from worker.models import build_model
-from worker.model_config import ModelConfig
 from worker.models.llama import LlamaForCausalLM
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
@@ -32,20 +31,6 @@ _DTYPES = {
     "float": torch.float32,
 }
 _CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    """What the worker tells its routers about itself. Units as in Hello (protos/worker.proto)."""
-
-    model: str
-    manifest_hash: str
-    vocab_size: int
-    block_size: int
-    num_blocks: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
 
 
 def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:

@@ -34,5 +34,7 @@ class Checkpoint(Protocol):
 
 def manifest_hash(config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> str:
     """A hex digest that is equal exactly when configuration, tensor names and shapes are."""
-    content = json.dumps([asdict(config), sorted((name, list(shape)) for name, shape in shapes.items())], sort_keys=True)
+    content = json.dumps(
+        [asdict(config), sorted((name, list(shape)) for name, shape in shapes.items())], sort_keys=True
+    )
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

@@ -59,7 +59,9 @@ def _safetensors_files(folder: Path) -> list[Path]:
         return files
     if files := sorted(folder.glob("*.safetensors")):
         return files
-    raise CheckpointError(f"{folder} has no *.safetensors file; other weight formats are not read, as they can run code")
+    raise CheckpointError(
+        f"{folder} has no *.safetensors file; other weight formats are not read, as they can run code"
+    )
 
 
 def _read_json(path: Path) -> Any:

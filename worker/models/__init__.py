@@ -1,6 +1,5 @@
 """Model families: short files of plain torch modules built from shared layers."""
 
-
 from worker.model_config import ModelConfig, UnsupportedModel
 from worker.models.llama import LlamaForCausalLM
 

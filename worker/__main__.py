@@ -1,0 +1,126 @@
+"""``python -m worker``: one worker process, from its flags to its exit status."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from protos import worker_pb2, worker_pb2_grpc
+from protos.channel import SERVER_OPTIONS
+from worker.config import PROG, ConfigError, WorkerConfig, parse_args
+from worker.server import WorkerServicer
+
+if TYPE_CHECKING:
+    from worker.engine import Engine, EngineLimits
+
+logger = logging.getLogger("worker")
+
+SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a worker until a signal or a failure. Returns the process's exit status."""
+    try:
+        config = parse_args(argv)
+    except ConfigError as error:
+        sys.stderr.write(f"{PROG}: {error}\n")
+        return 1
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s worker %(message)s", stream=sys.stderr
+    )
+    return uvloop.run(serve(config))
+
+
+async def serve(config: WorkerConfig) -> int:
+    """Binds the port, loads the model, and serves until SIGTERM, SIGINT or an engine failure.
+
+    Returns:
+        0 after a clean stop, 1 when the model could not be served or the engine failed.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
+
+    # The port is bound and answers health checks before the model is loaded: a probe can tell "starting" from "gone".
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    address = f"{config.host}:{config.port}"
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        logger.error("cannot listen on %s: the port is in use or the address is not this machine's", address)
+        return 1
+    servicer = WorkerServicer(config.worker_id or f"{config.host}:{port}")
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE), server)
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    await health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
+    logger.info("listening on %s:%d, loading the model", config.host, port)
+
+    loading = asyncio.create_task(asyncio.to_thread(_load, config))
+    await _first_of(loading, stop.wait())
+    if not loading.done():
+        os._exit(0)  # a thread that loads weights cannot be interrupted, and nothing was promised to anyone yet
+    built = loading.result()
+    if built is None:
+        await server.stop(0)
+        return 1
+
+    servicer.start(*built)
+    await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    logger.info("ready on %s:%d", config.host, port)
+    await _first_of(stop.wait(), servicer.failed.wait())
+    await health.enter_graceful_shutdown()
+    failed = servicer.failed.is_set()
+    logger.info("engine failed, leaving" if failed else "shutting down")
+    await servicer.drain(1.0 if failed else config.shutdown_timeout)
+    await server.stop(1.0)
+    return 1 if failed else 0
+
+
+def _load(config: WorkerConfig) -> "tuple[Engine, EngineLimits] | None":
+    """The engine, or None when it cannot be built; then the reason was logged in one line."""
+    # Imports torch, which takes seconds: not before the port answers.
+    from worker.loader.checkpoint import CheckpointError
+    from worker.model_config import UnsupportedModel
+    from worker.startup import build_engine
+
+    try:
+        return build_engine(config)
+    except (ConfigError, CheckpointError, UnsupportedModel) as error:
+        logger.error("%s", error)
+    except MemoryError:
+        logger.error("not enough memory for the model; a smaller --dtype or --kv-cache-memory-bytes needs less")
+    return None
+
+
+async def _first_of(*waits: "Coroutine[Any, Any, Any] | asyncio.Task[Any]") -> None:
+    """Waits until one is done, and cancels those that are not, tasks given as such excepted."""
+    tasks = [wait if isinstance(wait, asyncio.Task) else asyncio.create_task(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task, wait in zip(tasks, waits, strict=True):
+        if task is not wait:
+            task.cancel()
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    """The first signal asks for a clean stop, the second ends the process."""
+    if stop.is_set():
+        os._exit(130)
+    stop.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

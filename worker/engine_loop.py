@@ -1,0 +1,105 @@
+"""Runs the engine on a thread of its own and hands what comes out to the event loop."""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from protos import worker_pb2
+from worker.engine import Engine
+from worker.scheduler import StepOutput
+from worker.sequence import FinishReason, Sequence
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Owns the engine: nobody else touches it once ``start`` was called.
+
+    Args:
+        engine: built, and not yet running.
+        on_output: called on the event loop after every step, with the load it left.
+        on_failure: called on the event loop when a step raised; the engine is dead from then on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_output: Callable[[StepOutput, worker_pb2.Load], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._on_output = on_output
+        self._on_failure = on_failure
+        # Bounded by the slots that the server gives out: an add and a cancel for each.
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._step_started: float | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps ended since the start."""
+        return self._engine.num_steps
+
+    @property
+    def step_age(self) -> float:
+        """Seconds that the running step has taken so far; 0 when the engine is idle."""
+        started = self._step_started
+        return 0.0 if started is None else time.monotonic() - started
+
+    def start(self) -> worker_pb2.Load:
+        """Starts the thread; outputs go to the running event loop. Returns the load at rest."""
+        self._loop = asyncio.get_running_loop()
+        load = self._load()
+        self._thread.start()
+        return load
+
+    def stop(self, timeout: float) -> None:
+        """Ends the thread after the running step; blocks for at most ``timeout`` seconds."""
+        self._commands.put(None)
+        self._thread.join(timeout)
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a sequence for the engine."""
+        self._commands.put(lambda: self._engine.add(seq))
+
+    def cancel(self, seq: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """Ends a sequence before the next step."""
+        self._commands.put(lambda: self._engine.cancel(seq, reason))
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        try:
+            while self._obey():
+                self._step_started = time.monotonic()
+                output = self._engine.step()
+                self._step_started = None
+                self._loop.call_soon_threadsafe(self._on_output, output, self._load())
+        except Exception as error:  # whatever a step raises, the requests must hear of it
+            logger.exception("engine step failed")
+            self._loop.call_soon_threadsafe(self._on_failure, error)
+
+    def _obey(self) -> bool:
+        """Carries out the commands that came, waiting for one when there is nothing to run. False: stop."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._engine.has_unfinished)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+
+    def _load(self) -> worker_pb2.Load:
+        scheduler = self._engine.scheduler
+        return worker_pb2.Load(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            free_blocks=scheduler.pool.num_free,
+            cached_blocks=scheduler.pool.num_cached,
+            num_preemptions=scheduler.num_preemptions,
+        )

@@ -1,0 +1,153 @@
+"""Serves the Worker service: hands sequences from routers to the engine, and what it produces back to their streams."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+
+from protos import worker_pb2, worker_pb2_grpc
+from worker.engine import Engine, EngineLimits
+from worker.engine_loop import EngineLoop
+from worker.router_stream import RouterStream
+from worker.scheduler import StepOutput
+from worker.sequence import FinishReason, Sequence, SequenceStatus
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What there is once the model is loaded."""
+
+    loop: EngineLoop
+    limits: EngineLimits
+    max_slots: int
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """All routers' streams over one engine. Refuses streams until ``start`` was given the engine.
+
+    Args:
+        worker_id: name in logs and routing.
+    """
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._epoch = secrets.randbits(63) | 1
+        self._serving: Serving | None = None
+        self._streams: set[RouterStream] = set()
+        self._owners: dict[Sequence, RouterStream] = {}
+        self._load = worker_pb2.Load()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.failed = asyncio.Event()
+
+    def start(self, engine: Engine, limits: EngineLimits) -> None:
+        """Starts the engine's thread and accepts streams from here on."""
+        # A few more slots than can run, so that a sequence that ends is followed at once.
+        max_slots = limits.max_num_seqs + max(4, limits.max_num_seqs // 4)
+        loop = EngineLoop(engine, self._on_output, self._on_failure)
+        self._load = loop.start()
+        self._serving = Serving(loop, limits, max_slots)
+
+    async def drain(self, timeout: float) -> None:
+        """Refuses new sequences, gives running ones ``timeout`` seconds, then ends all streams and the engine."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            logger.warning("%d sequences still ran after %g s and were cut off", len(self._owners), timeout)
+        for stream in self._streams:
+            stream.close()
+        if self._serving is not None:
+            await asyncio.to_thread(self._serving.loop.stop, 5.0)
+
+    async def Connect(
+        self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: ServicerContext
+    ) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        """One router's stream, from Hello to its end; what it left running is cancelled then."""
+        serving = self._serving
+        if serving is None or self._draining:
+            state = "shutting down" if self._draining else "still loading its model"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {self._worker_id} is {state}")
+            raise AssertionError("abort raises")
+        stream = RouterStream(
+            serving.limits,
+            serving.max_slots,
+            self._submit,
+            serving.loop.cancel,
+            lambda: (serving.loop.step, serving.loop.step_age),
+        )
+        stream.step_ended(serving.loop.step, self._load)
+        self._streams.add(stream)
+        logger.info("router %s connected", context.peer())
+        reader = asyncio.create_task(stream.read(request_iterator))
+        reader.add_done_callback(lambda task: stream.close())
+        try:
+            yield worker_pb2.WorkerMessage(hello=self._hello(serving))
+            async for message in stream.outgoing():
+                yield message
+        finally:
+            reader.cancel()
+            self._streams.discard(stream)
+            for seq in stream.sequences:
+                serving.loop.cancel(seq)
+            logger.info("router %s disconnected, %d sequences cancelled", context.peer(), len(stream.sequences))
+
+    def _hello(self, serving: "Serving") -> worker_pb2.Hello:
+        limits = serving.limits
+        return worker_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id=self._worker_id,
+            epoch=self._epoch,
+            model=limits.model,
+            manifest_hash=limits.manifest_hash,
+            vocab_size=limits.vocab_size,
+            block_size=limits.block_size,
+            num_blocks=limits.num_blocks,
+            max_model_len=limits.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_slots=serving.max_slots,
+        )
+
+    def _submit(self, stream: RouterStream, seq: Sequence) -> "worker_pb2.Rejected.Reason | None":
+        serving = self._serving
+        if serving is None or self._draining or self.failed.is_set():
+            return worker_pb2.Rejected.REASON_DRAINING
+        if len(self._owners) >= serving.max_slots:
+            return worker_pb2.Rejected.REASON_FULL
+        self._owners[seq] = stream
+        self._idle.clear()
+        serving.loop.add(seq)
+        return None
+
+    def _on_output(self, output: StepOutput, load: worker_pb2.Load) -> None:
+        for seq in output.admitted:
+            self._owners[seq].admitted(seq)
+        for seq, first_index, token_ids in output.tokens:
+            self._owners[seq].tokens(seq, first_index, token_ids)
+        for seq in output.finished:
+            self._owners.pop(seq).finished(seq)
+        self._load = load
+        for stream in self._streams:
+            stream.step_ended(output.number, load)
+        if not self._owners:
+            self._idle.set()
+
+    def _on_failure(self, error: BaseException) -> None:
+        self.failed.set()
+        for seq, stream in self._owners.items():
+            seq.status = SequenceStatus.FINISHED
+            seq.finish_reason = FinishReason.ERROR
+            stream.finished(seq, f"the worker's engine failed: {type(error).__name__}")
+        self._owners.clear()
+        for stream in self._streams:
+            stream.step_ended(0, worker_pb2.Load())
+        self._idle.set()
