@@ -24,7 +24,7 @@ def chain_root(cache_salt: bytes) -> bytes:
 
 
 def extend_chain(parent: bytes, root: bytes, tokens: bytes | bytearray | memoryview, block_size: int) -> list[bytes]:
-    """The 16-byte names of the full blocks in ``tokens`` (packed little-endian uint32); ``parent`` precedes the first."""
+    """The 16-byte names of the full blocks in ``tokens`` (packed little-endian uint32); ``parent`` is before them."""
     stride = block_size * TOKEN_BYTES
     seed = int.from_bytes(root[:8], "little")
     digest = xxhash.xxh3_128_digest

@@ -141,9 +141,7 @@ class RouterStream:
             raise InvalidSubmit(f"num_emitted is {submit.num_emitted} of a prompt of {length} tokens")
         longest = length - submit.num_emitted + submit.max_tokens
         if longest > self._limits.max_model_len:
-            raise InvalidSubmit(
-                f"prompt and max_tokens need {longest} tokens; max_model_len is {self._limits.max_model_len}"
-            )
+            raise InvalidSubmit(f"prompt and max_tokens need {longest} tokens of {self._limits.max_model_len}")
         deadline = time.monotonic() + submit.time_left_ms / 1000 if submit.HasField("time_left_ms") else None
         return Sequence(
             request_id=submit.request_id,

@@ -170,12 +170,13 @@ class Scheduler:
                 self._finish(seq, FinishReason.STOP)
             elif seq.num_output >= seq.max_tokens:
                 self._finish(seq, FinishReason.LENGTH)
-            if seq.finished:
-                output.finished.append(seq)
+            else:
+                continue
+            output.finished.append(seq)
         return output
 
     def _admit(self, seq: Sequence) -> bool:
-        """Moves the first waiting sequence to the running ones, with blocks for all its tokens. False when it must wait."""
+        """Moves the first waiting sequence to the running ones, with blocks for all its tokens. False: it must wait."""
         if not self._free_rows or seq.num_pending:
             return False
         self._name_blocks(seq)

@@ -5,8 +5,10 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from grpc.aio import ServicerContext
 
 from protos import worker_pb2, worker_pb2_grpc
 from worker.engine import Engine, EngineLimits
@@ -56,20 +58,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._load = loop.start()
         self._serving = Serving(loop, limits, max_slots)
 
-    async def drain(self, timeout: float) -> None:
-        """Refuses new sequences, gives running ones ``timeout`` seconds, then ends all streams and the engine."""
+    async def drain(self, grace: float) -> None:
+        """Refuses new sequences, gives running ones ``grace`` seconds, then ends all streams and the engine."""
         self._draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
+            await asyncio.wait_for(self._idle.wait(), grace)
         except TimeoutError:
-            logger.warning("%d sequences still ran after %g s and were cut off", len(self._owners), timeout)
+            logger.warning("%d sequences still ran after %g s and were cut off", len(self._owners), grace)
         for stream in self._streams:
             stream.close()
         if self._serving is not None:
             await asyncio.to_thread(self._serving.loop.stop, 5.0)
 
     async def Connect(
-        self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: ServicerContext
+        self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: "ServicerContext[Any, Any]"
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
         """One router's stream, from Hello to its end; what it left running is cancelled then."""
         serving = self._serving

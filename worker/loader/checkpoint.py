@@ -12,7 +12,7 @@ from worker.model_config import ModelConfig
 
 
 class CheckpointError(ValueError):
-    """A model file is missing, damaged or does not match its configuration; the message names the file and what is wrong."""
+    """A model file is missing, damaged or does not match its configuration; the message names the file."""
 
 
 class Checkpoint(Protocol):
@@ -34,7 +34,6 @@ class Checkpoint(Protocol):
 
 def manifest_hash(config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> str:
     """A hex digest that is equal exactly when configuration, tensor names and shapes are."""
-    content = json.dumps(
-        [asdict(config), sorted((name, list(shape)) for name, shape in shapes.items())], sort_keys=True
-    )
+    tensors = sorted((name, list(shape)) for name, shape in shapes.items())
+    content = json.dumps([asdict(config), tensors], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

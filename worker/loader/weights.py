@@ -51,18 +51,16 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, progress: Progress = 
     missing = sorted(wanted.keys() - shapes.keys())
     if missing:
         raise CheckpointError(f"{checkpoint.name} lacks {len(missing)} tensors of the model, first {missing[0]}")
-    done = 0
-    for name, tensor in checkpoint.tensors():
+    for done, (name, tensor) in enumerate(checkpoint.tensors(), start=1):
         target = wanted.get(name)
         if target is not None:
             if target.shape != tensor.shape:
                 raise CheckpointError(
-                    f"{checkpoint.name}: tensor {name} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
+                    f"{checkpoint.name}: {name} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
                 )
             target.copy_(tensor)
         elif not name.endswith(_IGNORED) and name != "lm_head.weight":
             raise CheckpointError(f"{checkpoint.name}: tensor {name} belongs to no part of the model")
-        done += 1
         progress(done, len(shapes))
 
 

@@ -1,0 +1,285 @@
+"""The scheduler under random arrivals, cancels and tiny pools: invariants after every step, and the right output.
+
+The fake runner keeps a fake KV cache: it stores, for every slot of every block, which token was written there, and the
+"model" reads the whole context back through the block table. A token written to the wrong place, read too early, lost
+at preemption or shared with the wrong prefix changes the output.
+"""
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protos.prefix import chain_root
+from worker.block_pool import BlockPool
+from worker.engine import Engine
+from worker.scheduler import Scheduler, StepPlan
+from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, token_array
+
+GREEDY = SamplingParams(temperature=0.0)
+VOCAB = 50
+STOP = 7
+
+
+def next_token(context: list[int]) -> int:
+    """The fake model: a function of the whole context."""
+    state = 17
+    for token in context:
+        state = (state * 31 + token + 1) % 1_000_003
+    return state % VOCAB
+
+
+def oracle(prompt: list[int], max_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    while True:
+        tokens.append(next_token(tokens))
+        if tokens[-1] == STOP or len(tokens) - len(prompt) == max_tokens:
+            return tokens[len(prompt) :]
+
+
+class Launched:
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    def sampled(self) -> list[int]:
+        return self._ids
+
+
+class FakeRunner:
+    """Computes a step when it is launched, and checks that the plan keeps the rules."""
+
+    def __init__(self, num_blocks: int, block_size: int, rows: int, budget: int) -> None:
+        self.cache: list[int | None] = [None] * (num_blocks * block_size)
+        self.block_size = block_size
+        self.last: list[int | None] = [None] * rows
+        self.budget = budget
+
+    def launch(self, plan: StepPlan) -> Launched:
+        assert len(plan.token_ids) == sum(plan.counts) <= self.budget, "token budget exceeded"
+        assert len(set(plan.rows)) == len(plan.rows), "two sequences share a row"
+        assert all(count > 0 for count in plan.counts)
+        assert plan.counts == sorted(plan.counts, key=lambda count: count > 1), "single tokens must come first"
+        contexts = []
+        written: set[int] = set()
+        offset = 0
+        for row, start, count, table in zip(plan.rows, plan.starts, plan.counts, plan.block_tables, strict=True):
+            assert len(set(table)) == len(table), "a block stands twice in one table"
+            for position in range(start, start + count):
+                token: int | None = plan.token_ids[offset]
+                if offset in plan.device_tokens:
+                    token = self.last[row]
+                slot = table[position // self.block_size] * self.block_size + position % self.block_size
+                assert slot not in written, "two tokens of one step go to the same slot"
+                written.add(slot)
+                self.cache[slot] = token
+                offset += 1
+            contexts.append((table, start + count))
+        ids = []
+        for index in plan.samples:
+            table, length = contexts[index]
+            context = [
+                self.cache[table[i // self.block_size] * self.block_size + i % self.block_size] for i in range(length)
+            ]
+            assert None not in context, "a slot is read that was never written"
+            ids.append(next_token(context))
+        for index, token in zip(plan.samples, ids, strict=True):
+            self.last[plan.rows[index]] = token
+        return Launched(ids)
+
+
+def make_engine(num_blocks=16, block_size=4, max_num_seqs=4, budget=16, caching=True, depth2=False, threshold=0):
+    pool = BlockPool(num_blocks, caching)
+    scheduler = Scheduler(pool, block_size, max_num_seqs, budget, threshold)
+    return Engine(scheduler, FakeRunner(num_blocks, block_size, max_num_seqs, budget), depth2)
+
+
+def make_sequence(prompt: list[int], max_tokens: int, salt: bytes = b"", **fields) -> Sequence:
+    tokens = token_array()
+    tokens.extend(prompt)
+    return Sequence(
+        "test", tokens, GREEDY, max_tokens, stop_token_ids=frozenset([STOP]), cache_root=chain_root(salt), **fields
+    )
+
+
+def drain(engine: Engine, limit: int = 10_000) -> dict[Sequence, list[int]]:
+    outputs: dict[Sequence, list[int]] = {}
+    for _ in range(limit):
+        if not engine.has_unfinished:
+            return outputs
+        output = engine.step()
+        engine.scheduler.pool.check()
+        for seq, first, ids in output.tokens:
+            got = outputs.setdefault(seq, [])
+            assert first == len(got), "an output index was skipped or repeated"
+            got.extend(ids)
+    raise AssertionError("the engine does not come to an end")
+
+
+prompts = st.lists(st.integers(0, 3), min_size=1, max_size=30)  # few distinct tokens: prefixes overlap
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(prompts, st.integers(1, 20), st.sampled_from([b"", b"tenant"])), min_size=1, max_size=12
+    ),
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(13, 30),
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(6, 40),
+    caching=st.booleans(),
+    depth2=st.booleans(),
+    threshold=st.sampled_from([0, 3]),
+)
+def test_random_loads_give_the_oracle_s_output(
+    arrivals, seed, num_blocks, max_num_seqs, budget, caching, depth2, threshold
+):
+    """Any mixture of arrivals, cancels and preemptions: each output is the oracle's, or its prefix when cancelled."""
+    chance = random.Random(seed)
+    engine = make_engine(num_blocks, 4, max_num_seqs, budget, caching, depth2, threshold)
+    todo = deque(make_sequence(prompt, max_tokens, salt) for prompt, max_tokens, salt in arrivals)
+    everyone = list(todo)
+    outputs: dict[Sequence, list[int]] = {seq: [] for seq in everyone}
+    ended: set[Sequence] = set()
+    for _ in range(5_000):
+        while todo and chance.random() < 0.5:
+            engine.add(todo.popleft())
+        alive = [seq for seq in everyone if seq not in todo and not seq.finished]
+        if alive and chance.random() < 0.05:
+            engine.cancel(chance.choice(alive))
+        output = engine.step()
+        engine.scheduler.pool.check()
+        assert len(engine.scheduler.running) <= max_num_seqs
+        for seq, first, ids in output.tokens:
+            assert seq not in ended, "a token came after the end"
+            assert first == len(outputs[seq]), "an output index was skipped or repeated"
+            outputs[seq].extend(ids)
+        for seq in output.finished:
+            assert seq not in ended, "a sequence ended twice"
+            ended.add(seq)
+        if not todo and not engine.has_unfinished:
+            break
+    assert ended == set(everyone), "a sequence starved"
+    for seq in everyone:
+        prompt = list(seq.tokens[: seq.num_prompt_tokens])
+        want = oracle(prompt, seq.max_tokens)
+        if seq.finish_reason is FinishReason.CANCELLED:
+            assert outputs[seq] == want[: len(outputs[seq])]
+        else:
+            assert outputs[seq] == want
+            assert seq.finish_reason is (FinishReason.STOP if want[-1] == STOP else FinishReason.LENGTH)
+    pool = engine.scheduler.pool
+    assert pool.num_available == num_blocks, "a block leaked"
+    if not caching:
+        assert pool.num_cached == 0
+
+
+@pytest.mark.parametrize("depth2", [False, True])
+def test_preemption_recomputes_and_changes_nothing(depth2):
+    engine = make_engine(num_blocks=10, block_size=2, max_num_seqs=4, budget=64, depth2=depth2)
+    seqs = [make_sequence([i, i + 1, i + 2], 14) for i in range(4)]
+    for seq in seqs:
+        engine.add(seq)
+    outputs = drain(engine)
+    assert engine.scheduler.num_preemptions > 0
+    for seq in seqs:
+        assert outputs[seq] == oracle(list(seq.tokens[:3]), 14)
+
+
+def test_cached_prefix_is_not_computed_again():
+    engine = make_engine(num_blocks=32, budget=64)
+    prompt = [1, 2, 3, 0] * 5
+    first, second, other_tenant = (make_sequence(prompt, 2, salt) for salt in (b"", b"", b"x"))
+    for seq in (first, second, other_tenant):
+        engine.add(seq)
+        drain(engine)
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == 16, "all full blocks but the last token's"
+    assert other_tenant.num_cached_tokens == 0
+
+
+def test_sequences_of_one_step_share_their_prefix():
+    engine = make_engine(num_blocks=32, budget=64)
+    seqs = [make_sequence([1, 2, 3, 4, 5, 6, 7, 8, i], 3) for i in range(3)]
+    for seq in seqs:
+        engine.add(seq)
+    outputs = drain(engine)
+    assert [seq.num_cached_tokens for seq in seqs] == [0, 8, 8]
+    for seq in seqs:
+        assert outputs[seq] == oracle(list(seq.tokens[:9]), 3)
+
+
+def test_decodes_go_first_and_long_prompts_come_in_chunks():
+    engine = make_engine(num_blocks=64, max_num_seqs=4, budget=10)
+    decoding = make_sequence([1, 2], 50)
+    engine.add(decoding)
+    engine.step()
+    long = make_sequence([3] * 40, 2)
+    engine.add(long)
+    sizes = []
+    for _ in range(5):
+        plan = engine.scheduler.plan()
+        assert plan is not None
+        sizes.append(dict(zip(plan.sequences, plan.counts, strict=True)))
+        engine.scheduler.settle(plan, engine._runner.launch(plan).sampled())
+    assert all(size[decoding] == 1 for size in sizes)
+    assert [size.get(long) for size in sizes] == [9, 9, 9, 9, 4]
+
+
+def test_threshold_lets_short_prompts_pass_a_long_one():
+    engine = make_engine(num_blocks=64, max_num_seqs=4, budget=10, threshold=4)
+    long, short = make_sequence([3] * 40, 2), make_sequence([1, 2, 1], 1)
+    engine.add(long)
+    engine.add(short)
+    plan = engine.scheduler.plan()
+    assert plan is not None
+    assert dict(zip(plan.sequences, plan.counts, strict=True)) == {long: 4, short: 3}
+
+
+def test_deadline_ends_waiting_and_running_sequences():
+    engine = make_engine(max_num_seqs=1)
+    running, waiting = make_sequence([1], 30, deadline=float("inf")), make_sequence([2], 30, deadline=float("inf"))
+    engine.add(running)
+    engine.add(waiting)
+    engine.step()
+    running.deadline = waiting.deadline = 0.0
+    output = engine.step()
+    assert set(output.finished) == {running, waiting}
+    assert running.finish_reason is waiting.finish_reason is FinishReason.DEADLINE
+    assert not engine.has_unfinished
+    assert engine.scheduler.pool.num_available == 16
+
+
+def test_emitted_tokens_shift_indices_and_count_towards_max_tokens():
+    """A sequence that goes on elsewhere: its earlier output is part of the prompt."""
+    prompt = [1, 2, 3]
+    whole = oracle(prompt, 10)
+    assert len(whole) > 4
+    engine = make_engine()
+    engine.add(make_sequence(prompt + whole[:4], 10, num_emitted=4))
+    tokens = []
+    while engine.has_unfinished:
+        for _, first, ids in engine.step().tokens:
+            assert first == 4 + len(tokens)
+            tokens += ids
+    assert whole[:4] + tokens == whole
+
+
+def test_cancelled_while_its_step_runs_is_reported_once():
+    engine = make_engine(depth2=True)
+    seq = make_sequence([1, 2, 3], 10)
+    engine.add(seq)
+    engine.step()
+    engine.cancel(seq)
+    engine.cancel(seq)
+    finished, tokens = [], []
+    while engine.has_unfinished:
+        output = engine.step()
+        finished += output.finished
+        tokens += output.tokens
+        assert not output.admitted or output.admitted == [seq]
+    assert finished == [seq]
+    assert tokens == []
+    assert seq.status is SequenceStatus.FINISHED
