@@ -124,18 +124,17 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         work: dict[Sequence, int] = {}
         admitted: list[Sequence] = []
-        preemptions = self.num_preemptions
 
         ready = [seq for seq in self.running if seq.wants_tokens]
         decodes = [seq for seq in ready if seq.total_len - seq.num_computed == 1]
         prefills = [seq for seq in ready if seq.total_len - seq.num_computed > 1]
         for seq in (*decodes, *prefills):
             # A sequence may have been preempted meanwhile for one before it.
-            if budget and seq.status is SequenceStatus.RUNNING and self._grow(seq, work):
+            if budget and seq.status is SequenceStatus.RUNNING and self._grow(seq):
                 work[seq] = self._advance(seq, budget)
                 budget -= work[seq]
 
-        while budget and self.waiting and self.num_preemptions == preemptions:
+        while budget and self.waiting:
             seq = self.waiting[0]
             first_run = seq.num_cached_tokens is None
             if not self._admit(seq):
@@ -197,14 +196,15 @@ class Scheduler:
         self.running.append(seq)
         return True
 
-    def _grow(self, seq: Sequence, scheduled: dict[Sequence, int]) -> bool:
-        """Makes room for the sequence's newest token, preempting the newest sequences that are not in the step yet.
+    def _grow(self, seq: Sequence) -> bool:
+        """Makes room for the sequence's newest token, preempting the newest sequences. False: it had to go itself.
 
-        False when the sequence itself had to go.
+        A sequence that is in the step already is never preempted: decodes are visited oldest first, and prompts in
+        progress, which come after them, have all their blocks.
         """
         missing = self._blocks_for(seq.total_len) - len(seq.blocks)
         while missing > self.pool.num_available:
-            victim = next(other for other in reversed(self.running) if other not in scheduled)
+            victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -253,7 +253,6 @@ class Scheduler:
         self.num_preemptions += 1
         self._leave(seq)
         seq.num_computed = 0
-        seq.num_committed = 0
         seq.status = SequenceStatus.WAITING
         self.waiting.appendleft(seq)
 

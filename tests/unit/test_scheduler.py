@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.prefix import chain_root
+from protos.prefix import block_hashes, chain_root
 from worker.block_pool import BlockPool
 from worker.engine import Engine
 from worker.scheduler import Scheduler, StepPlan
@@ -188,6 +188,24 @@ def test_preemption_recomputes_and_changes_nothing(depth2):
         assert outputs[seq] == oracle(list(seq.tokens[:3]), 14)
 
 
+@pytest.mark.parametrize("depth2", [False, True])
+def test_no_step_is_spent_on_a_token_beyond_max_tokens(depth2):
+    engine = make_engine(depth2=depth2)
+    engine.add(make_sequence([1, 2, 3], 4))
+    planned = 0
+    launch = engine._runner.launch
+
+    def count(plan):
+        nonlocal planned
+        planned += len(plan.token_ids)
+        return launch(plan)
+
+    engine._runner.launch = count
+    (tokens,) = drain(engine).values()
+    assert len(tokens) == 4
+    assert planned == 3 + 3, "the prompt, and each output token but the last"
+
+
 def test_cached_prefix_is_not_computed_again():
     engine = make_engine(num_blocks=32, budget=64)
     prompt = [1, 2, 3, 0] * 5
@@ -198,6 +216,8 @@ def test_cached_prefix_is_not_computed_again():
     assert first.num_cached_tokens == 0
     assert second.num_cached_tokens == 16, "all full blocks but the last token's"
     assert other_tenant.num_cached_tokens == 0
+    names = block_hashes(first.packed_tokens(0, 20), 4)
+    assert len(engine.scheduler.pool.match(names)) == 5, "the blocks are not known by the contract's names"
 
 
 def test_sequences_of_one_step_share_their_prefix():
