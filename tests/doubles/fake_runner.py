@@ -1,0 +1,69 @@
+"""A runner without a model: what the engine does can be checked token by token.
+
+It keeps a fake KV cache that stores, for every slot of every block, which token was written there, and its "model" reads
+the whole context back through the block table. A token written to the wrong place, read too early, lost at preemption or
+shared with the wrong prefix changes the output.
+"""
+
+from worker.scheduler import StepPlan
+
+VOCAB = 50
+STOP = 7
+
+
+def next_token(context: list[int]) -> int:
+    """The fake model: a function of the whole context."""
+    state = 17
+    for token in context:
+        state = (state * 31 + token + 1) % 1_000_003
+    return state % VOCAB
+
+
+class Launched:
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    def sampled(self) -> list[int]:
+        return self._ids
+
+
+class FakeRunner:
+    """Computes a step when it is launched, and checks that the plan keeps the rules."""
+
+    def __init__(self, num_blocks: int, block_size: int, rows: int, budget: int) -> None:
+        self.cache: list[int | None] = [None] * (num_blocks * block_size)
+        self.block_size = block_size
+        self.last: list[int | None] = [None] * rows
+        self.budget = budget
+
+    def launch(self, plan: StepPlan) -> Launched:
+        assert len(plan.token_ids) == sum(plan.counts) <= self.budget, "token budget exceeded"
+        assert len(set(plan.rows)) == len(plan.rows), "two sequences share a row"
+        assert all(count > 0 for count in plan.counts)
+        assert plan.counts == sorted(plan.counts, key=lambda count: count > 1), "single tokens must come first"
+        contexts = []
+        written: set[int] = set()
+        offset = 0
+        for row, start, count, table in zip(plan.rows, plan.starts, plan.counts, plan.block_tables, strict=True):
+            assert len(set(table)) == len(table), "a block stands twice in one table"
+            for position in range(start, start + count):
+                token: int | None = plan.token_ids[offset]
+                if offset in plan.device_tokens:
+                    token = self.last[row]
+                slot = table[position // self.block_size] * self.block_size + position % self.block_size
+                assert slot not in written, "two tokens of one step go to the same slot"
+                written.add(slot)
+                self.cache[slot] = token
+                offset += 1
+            contexts.append((table, start + count))
+        ids = []
+        for index in plan.samples:
+            table, length = contexts[index]
+            context = [
+                self.cache[table[i // self.block_size] * self.block_size + i % self.block_size] for i in range(length)
+            ]
+            assert None not in context, "a slot is read that was never written"
+            ids.append(next_token(context))
+        for index, token in zip(plan.samples, ids, strict=True):
+            self.last[plan.rows[index]] = token
+        return Launched(ids)
