@@ -1,8 +1,8 @@
 """A runner without a model: what the engine does can be checked token by token.
 
-It keeps a fake KV cache that stores, for every slot of every block, which token was written there, and its "model" reads
-the whole context back through the block table. A token written to the wrong place, read too early, lost at preemption or
-shared with the wrong prefix changes the output.
+It keeps a fake KV cache that stores, for every slot of every block, which token was written there, and its "model"
+reads the whole context back through the block table. A token written to the wrong place, read too early, lost at
+preemption or shared with the wrong prefix changes the output.
 """
 
 from worker.scheduler import StepPlan

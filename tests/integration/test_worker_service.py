@@ -1,0 +1,342 @@
+"""The Worker service over a real socket, with a real engine and a fake model."""
+
+import asyncio
+import time
+from array import array
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
+from tests.doubles.fake_runner import STOP, VOCAB, FakeRunner, next_token
+from worker.block_pool import BlockPool
+from worker.engine import Engine, EngineLimits
+from worker.scheduler import Scheduler
+from worker.server import WorkerServicer
+
+LIMITS = EngineLimits("fake", "hash", VOCAB, 4, 64, 100, 4, 32)
+SLOTS = 8  # what a worker with four sequences gives out
+
+
+class SlowRunner(FakeRunner):
+    """Steps can be held back, or made to fail."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMITS.num_blocks, LIMITS.block_size, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
+        self.delay = 0.0
+        self.fail = False
+
+    def launch(self, plan):
+        time.sleep(self.delay)
+        if self.fail:
+            raise RuntimeError("secret detail")
+        return super().launch(plan)
+
+
+class Router:
+    """The other end of one stream."""
+
+    def __init__(self, call) -> None:
+        self.call = call
+        self.hello = None
+
+    async def send(self, **message) -> None:
+        await self.call.write(worker_pb2.RouterMessage(**message))
+
+    async def read(self, kind: str):
+        message = await asyncio.wait_for(self.call.read(), 10)
+        assert message is not grpc.aio.EOF, "the stream ended"
+        assert message.WhichOneof("message") == kind, message
+        return getattr(message, kind)
+
+    async def submit(self, prompt, slot=0, generation=1, max_tokens=5, **fields) -> None:
+        sampling = sampling_pb2.SamplingParams(temperature=0, top_p=1, top_k=0, min_p=0, seed=0)
+        submit = {
+            "slot": slot,
+            "generation": generation,
+            "request_id": "test",
+            "prompt_token_ids": array("I", prompt).tobytes(),
+            "sampling": sampling,
+            "max_tokens": max_tokens,
+            "stop_token_ids": [STOP],
+        }
+        await self.send(submit=worker_pb2.Submit(**{**submit, **fields}))
+
+    async def credit(self, count: int = 1000) -> None:
+        await self.send(credit=worker_pb2.Credit(step_batches=count))
+
+    async def until_finished(self, count: int = 1):
+        """(tokens by (slot, generation), finished rows by slot, admitted rows)."""
+        tokens, finished, admitted = {}, {}, []
+        while len(finished) < count:
+            batch = await self.read("step_batch")
+            offset = 0
+            rows = zip(batch.slots, batch.generations, batch.first_indices, batch.counts, strict=True)
+            for slot, generation, first, length in rows:
+                got = tokens.setdefault((slot, generation), [])
+                assert first == len(got), "an index was skipped or repeated"
+                got.extend(batch.token_ids[offset : offset + length])
+                offset += length
+            assert offset == len(batch.token_ids)
+            finished.update({row.slot: row for row in batch.finished})
+            admitted.extend(batch.admitted)
+        return tokens, finished, admitted
+
+
+def oracle(prompt, count):
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + count:
+        tokens.append(next_token(tokens))
+        if tokens[-1] == STOP:
+            break
+    return tokens[len(prompt) :]
+
+
+def prompt_without_stop(count):
+    """A prompt whose first ``count`` output tokens do not end it."""
+    return next([i] for i in range(VOCAB) if STOP not in oracle([i], count))
+
+
+@pytest.fixture
+async def worker():
+    runner = SlowRunner()
+    scheduler = Scheduler(
+        BlockPool(LIMITS.num_blocks), LIMITS.block_size, LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens
+    )
+    servicer = WorkerServicer("w0")
+    server = grpc.aio.server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    servicer.runner, servicer.scheduler, servicer.port = runner, scheduler, port
+    servicer.begin = lambda: servicer.start(Engine(scheduler, runner), LIMITS)
+    yield servicer
+    await servicer.drain(0.1)
+    await server.stop(None)
+
+
+@asynccontextmanager
+async def connected(worker):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as channel:
+        router = Router(worker_pb2_grpc.WorkerStub(channel).Connect())
+        router.hello = await router.read("hello")
+        yield router
+        router.call.cancel()
+
+
+async def at_rest(worker):
+    """Waits until nothing runs; all blocks must be back."""
+    for _ in range(200):
+        if not worker._owners and worker.scheduler.pool.num_available == LIMITS.num_blocks:
+            worker.scheduler.pool.check()
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("sequences or blocks were left behind")
+
+
+async def test_hello_then_tokens_then_finish(worker):
+    worker.begin()
+    async with connected(worker) as router:
+        hello = router.hello
+        assert hello.protocol_version == 1
+        assert hello.epoch != 0
+        assert (hello.worker_id, hello.vocab_size, hello.block_size) == ("w0", VOCAB, 4)
+        assert (hello.max_model_len, hello.max_slots) == (100, SLOTS)
+        await router.credit()
+        prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [9]]
+        for slot, prompt in enumerate(prompts):
+            await router.submit(prompt, slot=slot, max_tokens=9)
+        tokens, finished, admitted = await router.until_finished(3)
+        for slot, prompt in enumerate(prompts):
+            want = oracle(prompt, 9)
+            assert tokens[slot, 1] == want
+            row = finished[slot]
+            stopped = want[-1] == STOP
+            assert row.reason == (sampling_pb2.FINISH_REASON_STOP if stopped else sampling_pb2.FINISH_REASON_LENGTH)
+            assert row.HasField("stop_token_id") == stopped
+            assert row.usage.prompt_tokens == len(prompt)
+            assert row.usage.completion_tokens == len(want)
+        assert sorted((row.slot, row.cached_tokens) for row in admitted) == [(0, 0), (1, 4), (2, 0)]
+    await at_rest(worker)
+
+
+async def test_before_the_model_is_loaded_the_stream_is_refused(worker):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await worker_pb2_grpc.WorkerStub(channel).Connect().read()
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "loading" in error.value.details()
+
+
+async def test_without_credit_everything_is_merged(worker):
+    worker.begin()
+    async with connected(worker) as router:
+        prompt = prompt_without_stop(20)
+        await router.submit(prompt, max_tokens=20)
+        await router.send(ping=worker_pb2.Ping(nonce=7))
+        assert (await router.read("pong")).nonce == 7
+        await asyncio.wait_for(worker._idle.wait(), 10)
+        await router.credit(1)
+        batch = await router.read("step_batch")
+        assert list(batch.counts) == [20]
+        assert list(batch.token_ids) == oracle(prompt, 20)
+        assert batch.finished[0].usage.completion_tokens == 20
+
+
+async def test_cancel_is_acknowledged_with_usage_and_frees_blocks(worker):
+    worker.runner.delay = 0.02
+    worker.begin()
+    async with connected(worker) as router:
+        await router.credit()
+        await router.submit(prompt_without_stop(60), max_tokens=60)
+        await router.read("step_batch")
+        await router.send(cancel=worker_pb2.CancelSlot(slot=0, generation=2))  # another generation: nothing happens
+        await router.send(cancel=worker_pb2.CancelSlot(slot=0, generation=1))
+        while not (batch := await router.read("step_batch")).finished:
+            pass
+        (row,) = batch.finished
+        assert row.reason == sampling_pb2.FINISH_REASON_CANCELLED
+        assert 0 < row.usage.completion_tokens < 60
+        await at_rest(worker)
+        await router.submit([1], slot=0, generation=2, max_tokens=1)  # the slot may be used again
+        _, finished, _ = await router.until_finished()
+        assert finished[0].generation == 2
+
+
+async def test_a_stream_that_ends_cancels_its_sequences_and_no_others(worker):
+    worker.runner.delay = 0.01
+    worker.begin()
+    async with connected(worker) as stays:
+        await stays.credit()
+        prompt = prompt_without_stop(30)
+        async with connected(worker) as leaves:
+            await leaves.credit()
+            await leaves.submit(prompt, max_tokens=90)
+            await stays.submit(prompt, max_tokens=30)
+            await leaves.read("step_batch")
+        tokens, finished, _ = await stays.until_finished()
+        assert tokens[0, 1] == oracle(prompt, 30)
+        assert finished[0].reason == sampling_pb2.FINISH_REASON_LENGTH
+    await at_rest(worker)
+
+
+async def test_time_left_runs_out(worker):
+    worker.runner.delay = 0.02
+    worker.begin()
+    async with connected(worker) as router:
+        await router.credit()
+        await router.submit(prompt_without_stop(90), max_tokens=90, time_left_ms=150)
+        _, finished, _ = await router.until_finished()
+        assert finished[0].reason == sampling_pb2.FINISH_REASON_DEADLINE
+    await at_rest(worker)
+
+
+SAMPLING = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt_token_ids": b""}, "0 bytes"),
+        ({"prompt_token_ids": b"12345"}, "5 bytes"),
+        ({"prompt_token_ids": array("I", [VOCAB]).tobytes()}, "vocabulary"),
+        ({"prompt_token_ids": array("I", [2**32 - 1]).tobytes()}, "vocabulary"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 100}, "100"),
+        ({"num_emitted": 1, "max_tokens": 1}, "num_emitted"),
+        ({"num_emitted": 3}, "num_emitted"),
+        ({"slot": SLOTS}, "slot"),
+        ({"sampling": sampling_pb2.SamplingParams()}, "sampling.temperature is missing"),
+        ({"sampling": sampling_pb2.SamplingParams(**{**SAMPLING, "temperature": float("nan")})}, "temperature"),
+        ({"sampling": sampling_pb2.SamplingParams(**{**SAMPLING, "top_p": 0})}, "top_p"),
+        ({"sampling": sampling_pb2.SamplingParams(**{**SAMPLING, "min_p": 1.5})}, "min_p"),
+    ],
+)
+async def test_bad_submits_are_rejected_and_hurt_nobody(worker, fields, message):
+    worker.begin()
+    async with connected(worker) as router:
+        await router.credit()
+        await router.submit([1, 2, 3], **fields)
+        rejected = await router.read("rejected")
+        assert rejected.reason == worker_pb2.Rejected.REASON_INVALID
+        assert message in rejected.message
+        await router.submit([1, 2, 3])
+        tokens, _, _ = await router.until_finished()
+        assert tokens[0, 1] == oracle([1, 2, 3], 5)
+
+
+async def test_a_slot_in_use_and_an_old_generation_are_rejected(worker):
+    worker.runner.delay = 0.01
+    worker.begin()
+    async with connected(worker) as router:
+        await router.submit(prompt_without_stop(50), generation=5, max_tokens=50)
+        await router.submit([1], generation=6)
+        assert "in use" in (await router.read("rejected")).message
+        await router.submit([1], generation=5)
+        assert "not new" in (await router.read("rejected")).message
+
+
+async def test_more_sequences_than_slots_are_rejected_as_full(worker):
+    worker.runner.delay = 0.05
+    worker.begin()
+    async with connected(worker) as one, connected(worker) as two:
+        for slot in range(SLOTS):
+            await one.submit([slot], slot=slot, max_tokens=50)
+        await one.send(ping=worker_pb2.Ping(nonce=1))
+        await one.read("pong")
+        await two.submit([1])
+        assert (await two.read("rejected")).reason == worker_pb2.Rejected.REASON_FULL
+
+
+async def test_pong_answers_while_a_step_runs(worker):
+    worker.runner.delay = 0.5
+    worker.begin()
+    async with connected(worker) as router:
+        await router.submit([1, 2])
+        await asyncio.sleep(0.2)
+        await router.send(ping=worker_pb2.Ping(nonce=3))
+        pong = await router.read("pong")
+        assert pong.nonce == 3
+        assert pong.step_age_ms > 0
+
+
+async def test_a_failing_step_ends_every_sequence_with_an_error(worker):
+    worker.begin()
+    async with connected(worker) as router:
+        await router.credit()
+        await router.submit(prompt_without_stop(90), max_tokens=90)
+        await router.read("step_batch")
+        worker.runner.fail = True
+        while not (batch := await router.read("step_batch")).finished:
+            pass
+        (row,) = batch.finished
+        assert row.reason == sampling_pb2.FINISH_REASON_ERROR
+        assert row.error
+        assert "secret" not in row.error
+        assert worker.failed.is_set()
+        await router.submit([1], slot=1)
+        assert (await router.read("rejected")).reason == worker_pb2.Rejected.REASON_DRAINING
+
+
+async def test_draining_finishes_what_runs_and_refuses_the_rest(worker):
+    worker.runner.delay = 0.02
+    worker.begin()
+    async with connected(worker) as router:
+        await router.credit()
+        prompt = prompt_without_stop(20)
+        await router.submit(prompt, max_tokens=20)
+        await router.read("step_batch")
+        draining = asyncio.create_task(worker.drain(10))
+        await asyncio.sleep(0)
+        await router.submit([1], slot=1)
+        tokens = 1
+        rejected = finished = False
+        while (message := await asyncio.wait_for(router.call.read(), 10)) is not grpc.aio.EOF:
+            if message.WhichOneof("message") == "rejected":
+                rejected = message.rejected.reason == worker_pb2.Rejected.REASON_DRAINING
+            else:
+                tokens += len(message.step_batch.token_ids)
+                finished = bool(message.step_batch.finished)
+        await draining
+        assert (tokens, rejected, finished) == (20, True, True)
