@@ -8,8 +8,8 @@ from torch import nn
 from worker.loader.checkpoint import Checkpoint, CheckpointError
 from worker.models.layers import Linear
 
-# Buffers that old checkpoints carry and that are computed here.
-_IGNORED = (".rotary_emb.inv_freq",)
+# Buffers that old checkpoints carry and that are computed here, and the output projection of tied embeddings.
+_IGNORED = (".rotary_emb.inv_freq", "lm_head.weight")
 
 Progress = Callable[[int, int], None]
 
@@ -48,20 +48,25 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, progress: Progress = 
     wanted = targets(model)
     if checkpoint.config.tie_word_embeddings:
         del wanted["lm_head.weight"]
-    missing = sorted(wanted.keys() - shapes.keys())
-    if missing:
-        raise CheckpointError(f"{checkpoint.name} lacks {len(missing)} tensors of the model, first {missing[0]}")
+    _check_fit(checkpoint, shapes, wanted)
     for done, (name, tensor) in enumerate(checkpoint.tensors(), start=1):
-        target = wanted.get(name)
-        if target is not None:
-            if target.shape != tensor.shape:
-                raise CheckpointError(
-                    f"{checkpoint.name}: {name} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
-                )
-            target.copy_(tensor)
-        elif not name.endswith(_IGNORED) and name != "lm_head.weight":
-            raise CheckpointError(f"{checkpoint.name}: tensor {name} belongs to no part of the model")
+        if name in wanted:
+            wanted[name].copy_(tensor)
         progress(done, len(shapes))
+
+
+def _check_fit(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], wanted: dict[str, torch.Tensor]) -> None:
+    """Raises CheckpointError unless the file holds exactly what the model needs, before anything is loaded."""
+    if missing := sorted(wanted.keys() - shapes.keys()):
+        raise CheckpointError(f"{checkpoint.name} lacks {len(missing)} tensors of the model, first {missing[0]}")
+    for name, shape in shapes.items():
+        if name in wanted:
+            if wanted[name].shape != shape:
+                raise CheckpointError(
+                    f"{checkpoint.name}: {name} has shape {shape}, the model needs {tuple(wanted[name].shape)}"
+                )
+        elif not name.endswith(_IGNORED):
+            raise CheckpointError(f"{checkpoint.name}: {name} belongs to no part of the model")
 
 
 def fill_randomly(model: nn.Module, seed: int) -> None:
