@@ -1,0 +1,17 @@
+"""Fixtures that more than one test file needs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model's GGUF file; QUIRE_TEST_MODEL names one that is already there."""
+    path = os.environ.get("QUIRE_TEST_MODEL")
+    if path:
+        return Path(path)
+    from quire.models import fetch_demo_model
+
+    return fetch_demo_model()
