@@ -25,10 +25,10 @@ from worker.startup import build_engine, resolve_device, resolve_dtype
 
 def check_correctness(device: torch.device) -> None:
     """Raises AssertionError unless a tiny model's greedy ids equal transformers' in float32."""
-    from tests.doubles.tiny_model import VOCAB, save_tiny_llama
+    from tests.doubles.tiny_model import VOCAB, save_tiny
 
     with tempfile.TemporaryDirectory() as folder:
-        oracle = save_tiny_llama(Path(folder)).to(device)
+        oracle = save_tiny(Path(folder)).to(device)
         engine, _ = build_engine(
             WorkerConfig(model=Path(folder), device=str(device), dtype="float32", kv_cache_memory_bytes=1 << 22)
         )

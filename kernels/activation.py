@@ -1,11 +1,11 @@
-"""Gated activations of feed-forward layers."""
+"""Gated activations of feed-forward layers (GLU variants: Shazeer, 2020)."""
 
 import torch
 import torch.nn.functional as F
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """SwiGLU's gate (Shazeer, 2020): ``silu(gate) * up``.
+    """SwiGLU's gate: ``silu(gate) * up``.
 
     Args:
         gate_up: [..., 2 * intermediate], the gate's half first, as one fused projection writes it.
@@ -15,3 +15,9 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """GeGLU's gate: ``gelu(gate) * up`` with the tanh approximation. Shapes as in ``silu_mul``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up

@@ -4,11 +4,13 @@ The torch reference gathers each sequence's blocks and leaves the arithmetic to 
 Query heads that share a key-value head are folded into the query dimension, so that keys are never repeated.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
+
+Masks = dict[int | None, torch.Tensor]  # by window
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,19 @@ class DecodeGroup:
 
     rows: torch.Tensor  # [n] int64: their places in the step
     blocks: torch.Tensor  # [n * padded_blocks] int64: block ids, padding reads block 0 and is masked
-    mask: torch.Tensor  # [n, 1, 1, padded_blocks * block_size] bool: True where a key is visible
+    context_lens: torch.Tensor  # [n] int64
+    masks: Masks = field(default_factory=dict)
+
+    def mask(self, num_keys: int, window: int | None) -> torch.Tensor:
+        """[n, 1, 1, num_keys] bool: True where a key is visible. Built once for all layers with this window."""
+        if window in self.masks:
+            return self.masks[window]
+        keys = torch.arange(num_keys, device=self.rows.device)
+        visible = keys < self.context_lens[:, None]
+        if window is not None:
+            visible &= keys >= self.context_lens[:, None] - window
+        self.masks[window] = visible[:, None, None, :]
+        return self.masks[window]
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,22 @@ class PrefillChunk:
     end: int
     blocks: torch.Tensor  # [blocks of the context] int64
     context_len: int
-    mask: torch.Tensor | None  # [end - start, context_len] bool; None when plain causal (no earlier context)
+    masks: Masks = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> torch.Tensor | None:
+        """[queries, context_len] bool: True where a key is visible; None when plain causal. Built once, as above."""
+        count = self.end - self.start
+        if count == self.context_len and (window is None or window >= count):
+            return None
+        if window in self.masks:
+            return self.masks[window]
+        keys = torch.arange(self.context_len, device=self.blocks.device)
+        queries = keys[-count:, None]
+        visible = keys <= queries
+        if window is not None:
+            visible &= keys > queries - window
+        self.masks[window] = visible
+        return visible
 
 
 @dataclass(frozen=True)
@@ -66,9 +95,8 @@ class AttentionBatch:
             padded = max(self._num_blocks(row) for row in rows)
             index = torch.tensor(rows, device=device)
             lengths = torch.tensor([self.context_lens[row] for row in rows], device=device)
-            visible = torch.arange(padded * self.block_size, device=device) < lengths[:, None]
             blocks = self.block_tables.index_select(0, index)[:, :padded].flatten()
-            groups.append(DecodeGroup(index, blocks, visible[:, None, None, :]))
+            groups.append(DecodeGroup(index, blocks, lengths))
         return groups
 
     @cached_property
@@ -76,16 +104,10 @@ class AttentionBatch:
         """Sequences with several query tokens."""
         chunks = []
         start = self.num_decodes
-        device = self.block_tables.device
         for row in range(self.num_decodes, len(self.query_lens)):
             end = start + self.query_lens[row]
-            context = self.context_lens[row]
-            mask = None
-            if context > self.query_lens[row]:
-                positions = torch.arange(context - self.query_lens[row], context, device=device)
-                mask = torch.arange(context, device=device) <= positions[:, None]
             blocks = self.block_tables[row, : self._num_blocks(row)]
-            chunks.append(PrefillChunk(start, end, blocks, context, mask))
+            chunks.append(PrefillChunk(start, end, blocks, self.context_lens[row]))
             start = end
         return chunks
 
@@ -99,6 +121,8 @@ def paged_attention(
     value_cache: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of each query token to its sequence's cached keys, its own included.
 
@@ -107,6 +131,8 @@ def paged_attention(
         key_cache, value_cache: [blocks, block_size, kv_heads, head_dim]; this step's keys are already written.
         batch: the step's layout.
         scale: multiplies the scores, usually 1 / sqrt(head_dim).
+        window: a query sees this many tokens, itself included; None is all.
+        softcap: scores become ``softcap * tanh(score / softcap)``; None is off.
 
     Returns:
         [tokens, heads, head_dim], the dtype of ``query``.
@@ -118,19 +144,35 @@ def paged_attention(
         keys = key_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)
         values = value_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)
         folded = query.index_select(0, group.rows).view(count, kv_heads, heads // kv_heads, head_dim)
-        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=scale)
+        mask = group.mask(keys.shape[2], window)
+        attended = _attend(folded, keys, values, mask, scale, softcap)
         out.index_copy_(0, group.rows, attended.reshape(count, heads, head_dim))
     for chunk in batch.prefill_chunks:
         keys = key_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.context_len].transpose(0, 1)
         values = value_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.context_len].transpose(0, 1)
-        attended = F.scaled_dot_product_attention(
-            query[chunk.start : chunk.end].transpose(0, 1)[None],
-            keys[None],
-            values[None],
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-            scale=scale,
-            enable_gqa=heads != kv_heads,
-        )
+        queries = query[chunk.start : chunk.end].transpose(0, 1)
+        attended = _attend(queries[None], keys[None], values[None], chunk.mask(window), scale, softcap)
         out[chunk.start : chunk.end] = attended[0].transpose(0, 1)
     return out
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """[n, heads, queries, dim] over [n, kv_heads, keys, dim]. Without a mask: plain causal, as many queries as keys."""
+    groups = query.shape[1] // keys.shape[1]
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=groups > 1
+        )
+    if mask is None:
+        mask = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
+    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    scores = torch.tanh(query @ keys.transpose(-1, -2) * (scale / softcap)) * softcap
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1, dtype=torch.float32)
+    return weights.to(query.dtype) @ values

@@ -5,7 +5,7 @@ import torch
 from kernels.sampling import sample
 from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
-from worker.models.llama import LlamaForCausalLM
+from worker.models import CausalLM
 from worker.scheduler import StepPlan
 from worker.step_input import build_step_input
 
@@ -20,7 +20,7 @@ class ModelRunner:
         device: where everything lives.
     """
 
-    def __init__(self, model: LlamaForCausalLM, cache: KVCache, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(self, model: CausalLM, cache: KVCache, max_num_seqs: int, device: torch.device) -> None:
         self.model = model
         self.cache = cache
         self.device = device

@@ -16,8 +16,7 @@ from worker.loader.checkpoint import Checkpoint, manifest_hash
 from worker.loader.weights import fill_randomly, load_weights
 from worker.model_config import ModelConfig
 from worker.model_runner import ModelRunner
-from worker.models import build_model
-from worker.models.llama import LlamaForCausalLM
+from worker.models import CausalLM, build_model
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
 
@@ -111,7 +110,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def load_model(
     config: WorkerConfig, checkpoint: Checkpoint, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> tuple[LlamaForCausalLM, str]:
+) -> tuple[CausalLM, str]:
     """The model with its weights on the device, and the hash of its manifest."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -14,13 +14,13 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
-from tests.doubles.tiny_model import VOCAB, save_tiny_llama
+from tests.doubles.tiny_model import VOCAB, save_tiny
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny") / "tiny-llama"
-    return folder, save_tiny_llama(folder)
+    return folder, save_tiny(folder)
 
 
 def free_port() -> int:

@@ -12,18 +12,22 @@ BLOCK = 4
 HEAD_DIM = 8
 
 
-def dense(query, keys, values, scale):
+def dense(query, keys, values, scale, window=None, softcap=None):
     """Causal attention of the last queries of one sequence, [tokens, heads, dim], in float64."""
     query, keys, values = query.double(), keys.double(), values.double()
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
-    first = len(keys) - len(query)
-    hidden = torch.arange(len(keys)) > torch.arange(first, len(keys))[:, None]
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    at = torch.arange(len(keys) - len(query), len(keys))[:, None]
+    hidden = torch.arange(len(keys)) > at
+    if window is not None:
+        hidden |= torch.arange(len(keys)) <= at - window
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
 
 
-def run(lengths, kv_heads, group, dtype, seed):
+def run(lengths, kv_heads, group, dtype, seed, window=None, softcap=None):
     """lengths: (query tokens, context tokens) of each sequence. Returns (ours, dense), [tokens, heads, dim]."""
     torch.manual_seed(seed)
     lengths = sorted(lengths, key=lambda pair: pair[0] > 1)
@@ -45,7 +49,7 @@ def run(lengths, kv_heads, group, dtype, seed):
         new_keys.append(keys[earlier:])
         new_values.append(values[earlier:])
         queries.append(query)
-        expected.append(dense(query, keys, values, scale))
+        expected.append(dense(query, keys, values, scale, window, softcap))
     width = max(blocks_of)
     batch = AttentionBatch(
         slot_mapping=torch.cat(slots),
@@ -55,7 +59,8 @@ def run(lengths, kv_heads, group, dtype, seed):
         block_size=BLOCK,
     )
     write_kv(torch.cat(new_keys), torch.cat(new_values), key_cache, value_cache, batch.slot_mapping)
-    return paged_attention(torch.cat(queries), key_cache, value_cache, batch, scale), torch.cat(expected)
+    ours = paged_attention(torch.cat(queries), key_cache, value_cache, batch, scale, window, softcap)
+    return ours, torch.cat(expected)
 
 
 sequences = st.tuples(st.integers(1, 9), st.integers(0, 40)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -67,9 +72,11 @@ sequences = st.tuples(st.integers(1, 9), st.integers(0, 40)).map(lambda pair: (p
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 4),
     seed=st.integers(0, 1000),
+    window=st.sampled_from([None, 1, 3, 8, 100]),
+    softcap=st.sampled_from([None, None, 2.0]),
 )
-def test_matches_dense_attention(lengths, kv_heads, group, seed):
-    ours, expected = run(lengths, kv_heads, group, torch.float32, seed)
+def test_matches_dense_attention(lengths, kv_heads, group, seed, window, softcap):
+    ours, expected = run(lengths, kv_heads, group, torch.float32, seed, window, softcap)
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
 
 

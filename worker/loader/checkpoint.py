@@ -4,7 +4,8 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -30,6 +31,16 @@ class Checkpoint(Protocol):
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor, one at a time, on the CPU."""
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of a model folder. Raises CheckpointError when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; a model folder needs it") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def manifest_hash(config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> str:

@@ -11,7 +11,7 @@ import torch
 from gguf.quants import dequantize
 
 from worker.loader.checkpoint import CheckpointError
-from worker.model_config import ModelConfig, RopeScaling, UnsupportedModel
+from worker.model_config import ModelConfig, RopeConfig, UnsupportedModel
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 
@@ -100,19 +100,20 @@ class GGUFFile:
             head_dim=int(self._field(f"{kind}.attention.key_length", hidden // heads)),
             max_position=int(self._field(f"{kind}.context_length")),
             rms_norm_eps=float(self._field(f"{kind}.attention.layer_norm_rms_epsilon")),
-            rope_theta=float(self._field(f"{kind}.rope.freq_base", 10_000.0)),
-            rope_scaling=self._rope_scaling(kind),
+            rope=self._rope(kind),
             tie_word_embeddings="output.weight" not in tensors,
-            attention_bias="blk.0.attn_q.bias" in tensors,
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            o_bias="blk.0.attn_output.bias" in tensors,
         )
 
-    def _rope_scaling(self, kind: str) -> RopeScaling | None:
+    def _rope(self, kind: str) -> RopeConfig:
+        theta = float(self._field(f"{kind}.rope.freq_base", 10_000.0))
         scaling = self._field(f"{kind}.rope.scaling.type", "none")
         if scaling == "none":
-            return None
+            return RopeConfig(theta)
         if scaling != "linear":
             raise UnsupportedModel(f"{self._path}: RoPE scaling {scaling!r} is not supported; supported: linear")
-        return RopeScaling(kind="linear", factor=float(self._field(f"{kind}.rope.scaling.factor")))
+        return RopeConfig(theta, kind="linear", factor=float(self._field(f"{kind}.rope.scaling.factor")))
 
 
 def _hf_name(name: str, path: Path) -> str:

@@ -7,6 +7,7 @@ from torch import nn
 
 from worker.loader.checkpoint import Checkpoint, CheckpointError
 from worker.models.layers import Linear
+from worker.models.moe import Experts
 
 # Buffers that old checkpoints carry and that are computed here, and the output projection of tied embeddings.
 _IGNORED = (".rotary_emb.inv_freq", "lm_head.weight")
@@ -27,6 +28,8 @@ def targets(model: nn.Module) -> dict[str, torch.Tensor]:
                 if module.bias is not None:
                     found[f"{part}.bias"] = module.bias.data[start : start + width]
                 start += width
+        elif isinstance(module, Experts):
+            found.update({f"{path}.{name}": rows for name, rows in module.parts().items()})
         else:
             for name, parameter in module.named_parameters(recurse=False):
                 found[f"{path}.{name}"] = parameter.data
