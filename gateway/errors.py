@@ -5,6 +5,7 @@ Text of Python exceptions and of the gRPC library never gets into an error objec
 
 import logging
 import math
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
 def internal(reason: str) -> ApiError:
     """A 500 that says nothing but an id; ``reason`` is logged under that id."""
     error_id = uuid.uuid4().hex
-    logger.error("internal error %s: %s", error_id, reason, exc_info=True)
+    logger.error("internal error %s: %s", error_id, reason, exc_info=sys.exception())
     return ApiError(
         500, f"Internal error {error_id}. The server's log says more.", type=SERVER_ERROR, code="internal_error"
     )

@@ -61,6 +61,7 @@ class Generation:
         on_close: Callable[["Generation"], None],
     ) -> None:
         """Begins the calls; ``timeout`` is the seconds they may take. Needs a running loop and at least one request."""
+        self.id = requests[0].request_id
         self._n = requests[0].n or 1
         self.num_choices = self._n * len(requests)
         self.prompt_tokens = 0

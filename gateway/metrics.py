@@ -14,7 +14,7 @@ class Metrics:
 
     def __init__(self) -> None:
         # The library's switch is one for the process. Dashboards have no use for a second sample of each counter.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.time_to_first_token = Histogram(
             "quire_time_to_first_token_seconds",

@@ -48,8 +48,8 @@ _MAX_IGNORED_NAMES = 32
 router = APIRouter(route_class=JsonRoute, responses=ERRORS)
 
 
-def upstream_of(request: Request) -> Upstream:
-    """The app's connection to the router."""
+async def upstream_of(request: Request) -> Upstream:
+    """The app's connection to the router. Async only because FastAPI would run it in a thread otherwise."""
     upstream: Upstream = request.app.state.upstream
     return upstream
 

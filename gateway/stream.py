@@ -89,7 +89,7 @@ class EventStream(Response):
         except Exception as error:
             # The status line is sent: all that is left is an event, and no [DONE], so that nobody takes it for an end.
             answer = error if isinstance(error, ApiError) else internal("a stream broke")
-            logger.info("a stream ended with an error: %d %s", answer.status, answer.message)
+            logger.info("stream %s ended with an error: %d %s", self._generation.id, answer.status, answer.message)
             await self._write(send, event(answer.body()))
             return
         usage = chunks.usage(usage_of(self._generation)) if self._include_usage else b""

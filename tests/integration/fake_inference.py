@@ -79,6 +79,10 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     calls: list[Message] = field(default_factory=list)
     cancelled: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
+    def reset(self) -> None:
+        """Forgets the script and what was asked."""
+        vars(self).update(vars(type(self)()))
+
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
@@ -233,8 +237,6 @@ def running_stack(fake: FakeInference, router: str | None = None, **settings: An
                 uvicorn.Config(app, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=5)
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            while not server.started:
-                await asyncio.sleep(0.005)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             box.append(Stack(fake, url, app, asyncio.get_running_loop(), health))
             stop.append(server)
