@@ -23,6 +23,7 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.listener import listen
 from protos import inference_pb2, inference_pb2_grpc, sampling_pb2
+from protos.channel import SERVER_OPTIONS
 
 MODEL = "org/tiny"
 SERVICE = "quire.v1.Inference"
@@ -70,6 +71,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     # Wait for this long before Started, and before each token; seconds.
     delay_start: float = 0.0
     delay_token: float = 0.0
+    # Token i waits until gate i is set.
+    gates: list[threading.Event] = field(default_factory=list)
     words: list[str] | None = None
     cached_tokens: int = 0
     stop_string: str = ""
@@ -123,6 +126,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         else:
             for place, word in enumerate(words):
                 await asyncio.sleep(self.delay_token)
+                if place < len(self.gates):
+                    await asyncio.to_thread(self.gates[place].wait, 20)
                 if self.failure_after_tokens is not None and place == self.failure_after_tokens[0]:
                     await context.abort_with_status(self.failure_after_tokens[1].rich())
                 for index in range(n):
@@ -195,6 +200,8 @@ class Stack:
     """A gateway before a fake router, both running in a thread."""
 
     fake: FakeInference
+    # Where the fake router listens.
+    router: str
     url: str
     app: Any
     loop: asyncio.AbstractEventLoop
@@ -206,14 +213,14 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def fake_router(fake: FakeInference) -> AsyncIterator[tuple[str, Any]]:
+async def fake_router(fake: FakeInference, port: int = 0) -> AsyncIterator[tuple[str, Any]]:
     """Serves ``fake``; gives its address and its health servicer."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     inference_pb2_grpc.add_InferenceServicer_to_server(fake, server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
         yield f"127.0.0.1:{port}", health
@@ -238,7 +245,7 @@ def running_stack(fake: FakeInference, router: str | None = None, **settings: An
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            box.append(Stack(fake, url, app, asyncio.get_running_loop(), health))
+            box.append(Stack(fake, address, url, app, asyncio.get_running_loop(), health))
             stop.append(server)
             ready.set()
             await serving
