@@ -19,6 +19,9 @@ from gateway.listener import listen
 
 logger = logging.getLogger("gateway")
 
+# Seconds that an idle connection stays open: longer than clients and load balancers keep theirs, so that none of them
+# sends a request into a connection that is just being closed.
+_KEEP_ALIVE = 75
 # Seconds after --shutdown-timeout for the last error events to reach their clients.
 _LAST_WORDS = 5
 
@@ -54,6 +57,7 @@ async def serve(config: GatewayConfig, listener: socket.socket) -> int:
             server_header=False,
             lifespan="on",
             ws="none",
+            timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=int(config.shutdown_timeout) + _LAST_WORDS,
         )
     )
