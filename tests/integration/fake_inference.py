@@ -165,7 +165,9 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self.calls.append(request)
         if self.refusal is not None:
             await context.abort_with_status(self.refusal.rich())
-        return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+        return inference_pb2.DetokenizeResponse(
+            text=bytes(token % 256 for token in request.token_ids).decode(errors="replace")
+        )
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Any
