@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -224,7 +223,6 @@ def test_a_port_in_use_is_one_clear_line():
             capture_output=True,
             text=True,
             timeout=60,
-            env=os.environ,
         )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
