@@ -1,0 +1,93 @@
+"""``python -m gateway``: one gateway process, from its flags to its exit status."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from gateway.app import create_app
+from gateway.config import PROG, ConfigError, GatewayConfig, parse_args
+from gateway.listener import listen
+
+logger = logging.getLogger("gateway")
+
+# Seconds that an idle connection stays open: longer than clients and load balancers keep theirs, so that none of them
+# sends a request into a connection that is just being closed.
+_KEEP_ALIVE = 75
+# Seconds after --shutdown-timeout for the last error events to reach their clients.
+_LAST_WORDS = 5
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a gateway until a signal. Returns the process's exit status."""
+    try:
+        config = parse_args(argv)
+        listener = listen(config.host, config.port)
+    except ConfigError as error:
+        sys.stderr.write(f"{PROG}: {error}\n")
+        return 1
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s gateway %(message)s", stream=sys.stderr
+    )
+    # uvicorn's own notes on starting and stopping say nothing that ours do not.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return uvloop.run(serve(config, listener))
+
+
+async def serve(config: GatewayConfig, listener: socket.socket) -> int:
+    """Serves on a bound socket until SIGTERM or SIGINT, and closes it.
+
+    Running requests get ``shutdown_timeout`` seconds; then their clients get an error. Returns 0.
+    """
+    app = create_app(config)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            lifespan="on",
+            ws="none",
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=int(config.shutdown_timeout) + _LAST_WORDS,
+        )
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, loop, server, app, config.shutdown_timeout)
+    host, port = listener.getsockname()[:2]
+    logger.info("listening on %s:%d, router %s", host, port, config.router)
+    await server.serve(sockets=[listener])
+    logger.info("stopped")
+    return 0
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are ours: uvicorn would raise them again at the end, and the exit status would not be 0."""
+        yield
+
+
+def _on_signal(loop: asyncio.AbstractEventLoop, server: uvicorn.Server, app: FastAPI, timeout: float) -> None:
+    """The first signal asks for a clean stop, the second ends the process."""
+    if server.should_exit:
+        os._exit(130)
+    logger.info("shutting down, running requests have %.0f s", timeout)
+    server.should_exit = True
+    if server.started:
+        app.state.upstream.drain()
+        loop.call_later(timeout, app.state.upstream.stop_running)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

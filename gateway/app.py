@@ -1,0 +1,93 @@
+"""Puts the app together: routes, errors, layers, and the lifespan that owns the connection to the router."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gateway import routes, service_routes
+from gateway.bodies import from_validation
+from gateway.config import GatewayConfig
+from gateway.edge import Edge
+from gateway.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
+from gateway.metrics import Metrics
+from gateway.replies import ChatCompletionChunk, CompletionChunk
+from gateway.upstream import Upstream
+
+
+def create_app(config: GatewayConfig) -> FastAPI:
+    """The ASGI app. ``app.state.upstream`` is there while the lifespan runs."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # gRPC's channel belongs to the loop it is made in.
+        app.state.upstream = Upstream(config, app.state.metrics)
+        try:
+            yield
+        finally:
+            await app.state.upstream.close()
+
+    app = _App(title="Quire", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.metrics = Metrics()
+    app.state.max_body_bytes = config.max_body_bytes
+    app.include_router(routes.router)
+    app.include_router(service_routes.router)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(Edge, metrics=app.state.metrics)
+    if config.enable_cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.enable_cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-quire-ignored-fields", "retry-after"],
+        )
+    return app
+
+
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """FastAPI's document, with the chunks of streams, which no route returns as a model."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            _, definitions = models_json_schema(
+                [(ChatCompletionChunk, "serialization"), (CompletionChunk, "serialization")],
+                ref_template="#/components/schemas/{model}",
+            )
+            schemas = document["components"]["schemas"]
+            for name, schema in definitions["$defs"].items():
+                schemas.setdefault(name, schema)
+        return super().openapi()
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _answer(error)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _answer(from_validation(error))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses: an unknown path, a method that the path has not."""
+    assert isinstance(error, HTTPException)
+    kind = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    answer = _answer(ApiError(error.status_code, message, type=kind))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _answer(error: ApiError) -> Response:
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())

@@ -1,0 +1,100 @@
+"""The gateway's settings: flags with vLLM's names, parsed once into a frozen value. Knows only the standard library."""
+
+import argparse
+import math
+from dataclasses import dataclass
+from typing import NoReturn
+
+PROG = "quire gateway"
+
+
+class ConfigError(ValueError):
+    """A setting is impossible; the message names the flag and says what to do."""
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """All settings of one gateway process. See ``add_arguments`` for their meaning; times are seconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    router: str = "127.0.0.1:50051"
+    request_timeout: float = 600.0
+    max_body_bytes: int = 4 * 1024 * 1024
+    shutdown_timeout: float = 30.0
+    log_level: str = "info"
+    enable_cors_origins: tuple[str, ...] = ()
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> "GatewayConfig":
+        """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
+        values = {name: getattr(args, name) for name in cls.__dataclass_fields__}
+        values["enable_cors_origins"] = tuple(values["enable_cors_origins"])
+        config = cls(**values)
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raises ConfigError when a value is out of range."""
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port}; it must be 0 (any free port) to 65535")
+        host, colon, port = self.router.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+            raise ConfigError(f"--router is {self.router!r}; it must be HOST:PORT, say 127.0.0.1:50051")
+        if not 0 < self.request_timeout < math.inf:
+            raise ConfigError(f"--request-timeout is {self.request_timeout}; it must be above 0 seconds")
+        if not 0 <= self.shutdown_timeout < math.inf:
+            raise ConfigError(f"--shutdown-timeout is {self.shutdown_timeout}; it must be 0 seconds or more")
+        if self.max_body_bytes < 1:
+            raise ConfigError(f"--max-body-bytes is {self.max_body_bytes}; it must be at least 1")
+        for origin in self.enable_cors_origins:
+            if origin != "*" and not origin.startswith(("http://", "https://")):
+                raise ConfigError(
+                    f"--enable-cors-origins has {origin!r}; an origin is * or begins with http:// or https://"
+                )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the gateway's flags."""
+    default = GatewayConfig()
+    group = parser.add_argument_group("gateway")
+    group.add_argument("--host", default=default.host, help="address to bind (default %(default)s)")
+    group.add_argument(
+        "--port", type=int, default=default.port, help="HTTP port; 0 takes a free one (default %(default)s)"
+    )
+    group.add_argument(
+        "--router", default=default.router, metavar="HOST:PORT", help="the router's gRPC address (default %(default)s)"
+    )
+    group.add_argument(
+        "--request-timeout", type=float, default=default.request_timeout, metavar="S",
+        help="seconds that one request may take, waiting included (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-body-bytes", type=int, default=default.max_body_bytes, metavar="N",
+        help="longest request body; a longer one is refused with 413 (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--enable-cors-origins", nargs="+", default=default.enable_cors_origins, metavar="ORIGIN",
+        help="origins whose web pages may call this server, or * for all (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",
+        help="seconds that running requests get after SIGTERM (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--log-level", default=default.log_level, choices=("debug", "info", "warning", "error"),
+        help="least severe messages that are logged (default %(default)s)",
+    )  # fmt: skip
+
+
+def parse_args(argv: list[str] | None = None) -> GatewayConfig:
+    """Settings from the command line. Raises ConfigError for bad flags; ``--help`` exits."""
+    parser = _Parser(prog=PROG, description="Serves the OpenAI REST API and passes requests on to a router.")
+    add_arguments(parser)
+    return GatewayConfig.from_args(parser.parse_args(argv))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """All bad settings end alike, also those that argparse finds."""
+        raise ConfigError(f"{message}; see {PROG} --help")

@@ -1,0 +1,79 @@
+"""The outermost layer of the app: request ids, the access log, HTTP metrics, and the last catch of exceptions."""
+
+import json
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import CLIENT_CLOSED_REQUEST, ClientGone, internal
+from gateway.metrics import Metrics
+
+logger = logging.getLogger("gateway")
+
+# What comes back in a header and goes into the log must be one harmless word.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+# Asked for every few seconds by machines.
+_QUIET = frozenset(("/health", "/livez", "/metrics"))
+
+
+class Edge:
+    """ASGI middleware. Every HTTP request passes it, whatever becomes of it."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request and never raises an Exception."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        began = time.perf_counter()
+        status = 0
+
+        async def send_tagged(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_tagged)
+        except ClientGone:
+            status = CLIENT_CLOSED_REQUEST
+        except Exception:
+            error = internal(f"request {request_id}")
+            if status == 0:
+                await _send_json(send_tagged, error.status, json.dumps(error.body()).encode())
+        finally:
+            self._record(scope, request_id, status, time.perf_counter() - began)
+
+    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        # The route's pattern, since paths are the clients' to invent.
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.http_requests.labels(route, str(status)).inc()
+        level = logging.DEBUG if route in _QUIET else logging.INFO
+        if logger.isEnabledFor(level):
+            generation = scope.get("state", {}).get("generation_id", "-")
+            logger.log(
+                level, "%s %s %d %.3fs request=%s generation=%s",
+                scope["method"], route, status, seconds, request_id, generation,
+            )  # fmt: skip
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+async def _send_json(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,215 @@
+"""The Generate calls of one HTTP request, as one stream of pieces that is checked, counted and always ended.
+
+Knows the wire and nothing of HTTP or of OpenAI's objects, apart from the errors it raises.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from gateway.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, ApiError, ClientGone, ParamOf, from_rpc, internal
+from gateway.metrics import Metrics
+from gateway.replies import FinishReason
+from protos import inference_pb2, inference_pb2_grpc, sampling_pb2
+
+logger = logging.getLogger("gateway")
+
+# Events that one request with several prompts holds while its client is slow; gRPC's flow control holds the rest back.
+_MAX_QUEUED_EVENTS = 64
+
+_REASONS: dict[int, FinishReason] = {
+    sampling_pb2.FINISH_REASON_STOP: "stop",
+    sampling_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a choice ended. ``stop_reason`` is the stop string or token id that was met, if any."""
+
+    reason: FinishReason
+    stop_reason: str | int | None
+
+
+Piece = tuple[int, str, Ending | None]
+"""A choice's index, its new text, and how it ended in case it did."""
+
+_Stream = AsyncIterator[inference_pb2.GenerateResponse]
+_Event = tuple[int, inference_pb2.GenerateResponse]
+
+
+class Generation:
+    """The calls of one request, one a prompt, with n choices each; choice i of prompt p has the index p * n + i.
+
+    ``start`` and ``pieces`` raise ApiError, or ClientGone after ``stop`` said so. ``close`` must be called at the end.
+    """
+
+    def __init__(
+        self,
+        stub: inference_pb2_grpc.InferenceStub,
+        requests: Sequence[inference_pb2.GenerateRequest],
+        *,
+        timeout: float,
+        param_of: ParamOf,
+        metrics: Metrics,
+        streamed: bool,
+        on_close: Callable[["Generation"], None],
+    ) -> None:
+        """Begins the calls; ``timeout`` is the seconds they may take. Needs a running loop and at least one request."""
+        self.id = requests[0].request_id
+        self._n = requests[0].n or 1
+        self.num_choices = self._n * len(requests)
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self._cached_tokens: dict[int, int] = {}
+        self._arrival = time.perf_counter()
+        self._param_of = param_of
+        self._metrics = metrics
+        self._streamed = streamed
+        self._on_close = on_close
+        self._closed = False
+        self._stopped_by: ApiError | ClientGone | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+        self._calls = [stub.Generate(request, timeout=timeout) for request in requests]
+        self._streams: list[_Stream] = [aiter(call) for call in self._calls]
+        metrics.num_requests_running.inc()
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were in a prefix cache already. The n choices of a prompt share its prompt tokens."""
+        return sum(self._cached_tokens.values())
+
+    async def start(self) -> None:
+        """Waits until the router has accepted every prompt."""
+        for stream in self._streams:
+            with self._answering():
+                event = await anext(stream, None)
+            if event is None or event.WhichOneof("event") != "started":
+                raise internal("the router's stream does not begin with Started")
+            self.prompt_tokens += event.started.prompt_tokens
+        self._metrics.prompt_tokens.inc(self.prompt_tokens)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """All text, in order within a choice, and the ending of each choice."""
+        unfinished = set(range(self.num_choices))
+        last_time: dict[int, float] = {}
+        async for prompt, event in self._events():
+            kind = event.WhichOneof("event")
+            body = event.delta if kind == "delta" else event.finished
+            index = prompt * self._n + body.index
+            if kind == "started" or body.index >= self._n or index not in unfinished:
+                raise internal(f"the router sent {kind} for choice {body.index}, which does not run")
+            if kind == "delta":
+                if event.delta.text:
+                    if self._streamed:
+                        self._observe_piece(index, last_time)
+                    yield index, event.delta.text, None
+                continue
+            unfinished.discard(index)
+            yield index, "", self._end(prompt, event.finished)
+        if unfinished:
+            raise internal(f"the router ended its stream with {len(unfinished)} choices unfinished")
+        self._metrics.e2e_request_latency.observe(time.perf_counter() - self._arrival)
+
+    def stop(self, why: ApiError | ClientGone) -> None:
+        """Cancels the calls; whoever waits for a piece gets ``why`` raised. Does nothing when stopped already."""
+        if self._stopped_by is None and not self._closed:
+            self._stopped_by = why
+            for call in self._calls:
+                call.cancel()
+
+    def close(self) -> None:
+        """Ends what still runs. Does nothing the second time."""
+        if self._closed:
+            return
+        self._closed = True
+        for pump in self._pumps:
+            pump.cancel()
+        for call in self._calls:
+            call.cancel()
+        self._metrics.num_requests_running.dec()
+        self._on_close(self)
+
+    async def _events(self) -> AsyncIterator[_Event]:
+        if len(self._streams) > 1:
+            async for event in self._merged():
+                yield event
+            return
+        # The usual case has no queue on the way of a token.
+        with self._answering():
+            async for response in self._streams[0]:
+                yield 0, response
+
+    async def _merged(self) -> AsyncIterator[_Event]:
+        queue: asyncio.Queue[_Event | Exception | None] = asyncio.Queue(_MAX_QUEUED_EVENTS)
+        self._pumps = [
+            asyncio.create_task(self._pump(prompt, stream, queue)) for prompt, stream in enumerate(self._streams)
+        ]
+        running = len(self._pumps)
+        while running:
+            event = await queue.get()
+            if event is None:
+                running -= 1
+            elif isinstance(event, Exception):
+                raise event
+            else:
+                yield event
+
+    async def _pump(self, prompt: int, stream: _Stream, queue: "asyncio.Queue[_Event | Exception | None]") -> None:
+        try:
+            with self._answering():
+                async for response in stream:
+                    await queue.put((prompt, response))
+        except (ApiError, ClientGone) as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Turns what gRPC raises into what this class raises."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._param_of) from None
+        except asyncio.CancelledError:
+            # gRPC raises the same for a cancelled call as asyncio does for a cancelled task.
+            if self._stopped_by is None:
+                raise
+            raise self._stopped_by from None
+
+    def _observe_piece(self, index: int, last_time: dict[int, float]) -> None:
+        now = time.perf_counter()
+        if not last_time:
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+        if index in last_time:
+            self._metrics.inter_token_latency.observe(now - last_time[index])
+        last_time[index] = now
+
+    def _end(self, prompt: int, finished: inference_pb2.Finished) -> Ending:
+        reason = _REASONS.get(finished.reason)
+        if reason is None:
+            raise _failure(finished.reason)
+        usage = finished.usage
+        self.completion_tokens += usage.completion_tokens
+        # Later choices find what the first one computed; what was there before the request is the least of them.
+        cached = self._cached_tokens.get(prompt, usage.cached_tokens)
+        self._cached_tokens[prompt] = min(cached, usage.cached_tokens)
+        self._metrics.generation_tokens.inc(usage.completion_tokens)
+        self._metrics.request_success.labels(reason).inc()
+        cause = finished.WhichOneof("stop_cause")
+        return Ending(reason, getattr(finished, cause) if cause else None)
+
+
+def _failure(reason: int) -> ApiError:
+    """A choice that ended without being complete is an error for the client, never a short answer."""
+    if reason == sampling_pb2.FINISH_REASON_CANCELLED:
+        return ApiError(CLIENT_CLOSED_REQUEST, "The request was cancelled.", code="request_cancelled")
+    if reason == sampling_pb2.FINISH_REASON_DEADLINE:
+        return ApiError(504, "The request took too long and was ended.", type=SERVER_ERROR, code="timeout")
+    return internal(f"the router finished a choice with reason {reason}")

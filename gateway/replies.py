@@ -1,0 +1,184 @@
+"""What clients get: OpenAI's response objects, and vLLM's for tokenizing, as pydantic models.
+
+Replies that are sent once are built from these. Chunks of a stream are written by ``chunks``, for speed; their
+models stand here for the OpenAPI document, and tests hold the one to the other.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+FinishReason = Literal["stop", "length"]
+
+
+class ErrorObject(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorObject
+
+
+class PromptTokensDetails(BaseModel):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class UsageReply(BaseModel):
+    """Tokens of the whole request, all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(BaseModel):
+    """The reply of one choice."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One of n replies. ``stop_reason`` is the stop string or token id that was met, if any."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The reply of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+class TextChoice(BaseModel):
+    """One continuation. ``stop_reason`` is the stop string or token id that was met, if any."""
+
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+class Completion(BaseModel):
+    """The reply of POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageReply
+
+
+class ChatDelta(BaseModel):
+    """What one chunk adds to a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """One choice in a chunk; it has a finish reason in its last chunk only."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    """One event of a chat stream. ``usage`` is there when stream_options.include_usage is true."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageReply | None = None
+
+
+class TextChunkChoice(BaseModel):
+    """One continuation in a chunk; it has a finish reason in its last chunk only."""
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+
+
+class CompletionChunk(BaseModel):
+    """One event of a completion stream. ``usage`` is there when stream_options.include_usage is true."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    usage: UsageReply | None = None
+
+
+class ModelReply(BaseModel):
+    """One served model. ``max_model_len`` is 0 while no worker is ready."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["quire"] = "quire"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """The reply of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelReply]
+
+
+class TokenizeReply(BaseModel):
+    """The reply of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: None = None
+
+
+class DetokenizeReply(BaseModel):
+    """The reply of POST /detokenize."""
+
+    prompt: str
+
+
+class StatusReply(BaseModel):
+    """The reply of the probes."""
+
+    status: Literal["ok"] = "ok"
+
+
+class VersionReply(BaseModel):
+    """The reply of GET /version."""
+
+    version: str

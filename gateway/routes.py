@@ -1,0 +1,188 @@
+"""The OpenAI endpoints and vLLM's tokenizing ones: a body in, calls to the router, a reply out."""
+
+import re
+import time
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.bodies import JsonRoute
+from gateway.chunks import CHAT, COMPLETION, Chunks, Shape
+from gateway.errors import invalid
+from gateway.generation import Ending, Generation
+from gateway.replies import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    DetokenizeReply,
+    ErrorReply,
+    ModelList,
+    ModelReply,
+    TextChoice,
+    TokenizeReply,
+)
+from gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerateBody, TokenizeBody, ignored_fields
+from gateway.stream import EventStream, stopped_with_client, usage_of
+from gateway.translate import chat_requests, completion_requests, param_names, tokenize_request
+from gateway.unsupported import refuse_in_messages, refuse_unsupported
+from gateway.upstream import Upstream
+from protos import inference_pb2
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorReply, "description": "The request cannot be served as it is."},
+    "5XX": {"model": ErrorReply, "description": "The request may succeed later."},
+}
+
+_IGNORED_HEADER = "x-quire-ignored-fields"
+# Names come from the client, and a header is no place for everything.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_IGNORED_NAMES = 32
+
+router = APIRouter(route_class=JsonRoute, responses=ERRORS)
+
+
+async def upstream_of(request: Request) -> Upstream:
+    """The app's connection to the router. Async only because FastAPI would run it in a thread otherwise."""
+    upstream: Upstream = request.app.state.upstream
+    return upstream
+
+
+FromUpstream = Annotated[Upstream, Depends(upstream_of)]
+
+
+def _replies(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's description of an endpoint that streams on request; ``app`` adds the chunk's schema."""
+    schema = {"$ref": f"#/components/schemas/{chunk.__name__}"}
+    description = "The reply. With stream=true, server-sent events: each holds a chunk or an error, the last [DONE]."
+    return {200: {"model": whole, "description": description, "content": {"text/event-stream": {"schema": schema}}}}
+
+
+@router.post("/v1/chat/completions", responses=_replies(ChatCompletion, ChatCompletionChunk))
+async def chat_completions(body: ChatBody, request: Request, upstream: FromUpstream) -> Response:
+    """Answers a conversation."""
+    refuse_unsupported(body)
+    id_ = f"chatcmpl-{uuid.uuid4().hex}"
+    return await _generate(body, request, upstream, id_, chat_requests(body, id_), CHAT)
+
+
+@router.post("/v1/completions", responses=_replies(Completion, CompletionChunk))
+async def completions(body: CompletionBody, request: Request, upstream: FromUpstream) -> Response:
+    """Continues one or several prompts."""
+    refuse_unsupported(body)
+    id_ = f"cmpl-{uuid.uuid4().hex}"
+    return await _generate(body, request, upstream, id_, completion_requests(body, id_), COMPLETION)
+
+
+@router.get("/v1/models")
+async def list_models(upstream: FromUpstream) -> ModelList:
+    """The models that requests may name."""
+    return ModelList(data=[_model(model) for model in (await upstream.list_models()).models])
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(model: str, upstream: FromUpstream) -> ModelReply:
+    """One model; 404 when it is not served."""
+    return _model(await upstream.get_model(model))
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, upstream: FromUpstream) -> TokenizeReply:
+    """The token ids of a prompt or a conversation."""
+    if body.messages is not None:
+        refuse_in_messages(body.messages)
+    reply = await upstream.tokenize(tokenize_request(body), param_names(body))
+    ids = list(reply.token_ids)
+    return TokenizeReply(count=len(ids), max_model_len=reply.max_model_len, tokens=ids)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, upstream: FromUpstream) -> DetokenizeReply:
+    """The text of token ids."""
+    request = inference_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens)
+    return DetokenizeReply(prompt=(await upstream.detokenize(request, param_names(body))).text)
+
+
+async def _generate(
+    body: GenerateBody,
+    request: Request,
+    upstream: Upstream,
+    id_: str,
+    requests: list[inference_pb2.GenerateRequest],
+    shape: Shape,
+) -> Response:
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options is only allowed when stream is true")
+    created = int(time.time())
+    headers = _ignored_header(body)
+    request.state.generation_id = id_
+    generation = upstream.generate(requests, param_names(body), streamed=bool(body.stream))
+    try:
+        async with stopped_with_client(request.receive, generation):
+            # Not before all prompts are accepted is it known that the status is 200.
+            await generation.start()
+            choices = [] if body.stream else await _collect(generation)
+    except BaseException:
+        generation.close()
+        raise
+    if body.stream:
+        chunks = Chunks(
+            shape,
+            id=id_,
+            created=created,
+            model=body.model,
+            num_choices=generation.num_choices,
+            include_usage=body.include_usage(),
+        )
+        return EventStream(generation, chunks, include_usage=body.include_usage(), headers=headers)
+    generation.close()
+    reply = _whole(shape, id_, created, body.model, choices, generation)
+    return Response(reply.model_dump_json(), media_type="application/json", headers=headers)
+
+
+async def _collect(generation: Generation) -> list[tuple[str, Ending]]:
+    """Text and ending of every choice."""
+    texts: list[list[str]] = [[] for _ in range(generation.num_choices)]
+    endings: dict[int, Ending] = {}
+    async for index, text, ending in generation.pieces():
+        texts[index].append(text)
+        if ending is not None:
+            endings[index] = ending
+    return [("".join(pieces), endings[index]) for index, pieces in enumerate(texts)]
+
+
+def _whole(
+    shape: Shape, id_: str, created: int, model: str, choices: list[tuple[str, Ending]], generation: Generation
+) -> ChatCompletion | Completion:
+    usage = usage_of(generation)
+    if shape is CHAT:
+        messages = [
+            ChatChoice(
+                index=index,
+                message=AssistantMessage(content=text),
+                finish_reason=ending.reason,
+                stop_reason=ending.stop_reason,
+            )
+            for index, (text, ending) in enumerate(choices)
+        ]
+        return ChatCompletion(id=id_, created=created, model=model, choices=messages, usage=usage)
+    texts = [
+        TextChoice(index=index, text=text, finish_reason=ending.reason, stop_reason=ending.stop_reason)
+        for index, (text, ending) in enumerate(choices)
+    ]
+    return Completion(id=id_, created=created, model=model, choices=texts, usage=usage)
+
+
+def _ignored_header(body: GenerateBody) -> dict[str, str]:
+    names = [name for name in ignored_fields(body) if _PLAIN_NAME.fullmatch(name)]
+    return {_IGNORED_HEADER: ", ".join(names[:_MAX_IGNORED_NAMES])} if names else {}
+
+
+def _model(model: inference_pb2.Model) -> ModelReply:
+    return ModelReply(id=model.name, created=model.created, max_model_len=model.max_model_len)

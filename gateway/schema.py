@@ -1,0 +1,198 @@
+"""What clients send: the OpenAI request bodies, and vLLM's for tokenizing, as pydantic models.
+
+Types are strict, since JSON has types: "5" is no integer and true no number. null means absent. Fields that are not
+declared are accepted; ``ignored_fields`` tells which of them had no effect. Declared fields that are not built yet
+are refused by ``unsupported``.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+MAX_CHOICES = 8
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256
+MAX_PROMPTS = 256
+# The documented default of the older endpoint; chat goes on until the context is full.
+DEFAULT_COMPLETION_TOKENS = 16
+
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+Count = Annotated[int, Field(ge=1, lt=2**32)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """A JSON object of a request."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+def _string_or_list(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "string"
+    return "list" if isinstance(value, list) else None
+
+
+def _prompt_kind(value: Any) -> str | None:
+    """The first entry decides what a list is, so that errors speak of the one shape that was meant."""
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    if isinstance(first, str):
+        return "texts"
+    if isinstance(first, int):
+        return "ids"
+    return "lists of ids" if isinstance(first, list) else None
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stop = Annotated[
+    Annotated[StopString, Tag("string")] | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
+    Discriminator(
+        _string_or_list,
+        custom_error_type="stop_type",
+        custom_error_message="Input should be a string or a list of strings",
+    ),
+]
+
+TokenList = Annotated[list[TokenId], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("texts")]
+    | Annotated[TokenList, Tag("ids")]
+    | Annotated[list[TokenList], Field(min_length=1, max_length=MAX_PROMPTS), Tag("lists of ids")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt_type",
+        custom_error_message="Input should be a string, a list of strings, a list of token ids or a list of such lists",
+    ),
+]
+
+
+class TextPart(Body):
+    """One piece of a message. Only text is supported so far."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
+    Discriminator(
+        _string_or_list,
+        custom_error_type="content_type",
+        custom_error_message="Input should be a string or a list of text parts",
+    ),
+]
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+
+    def text(self) -> str:
+        """The content as one string."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class StreamOptions(Body):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Body):
+    """How the reply is constrained. Only "text" is supported so far."""
+
+    type: str
+
+
+class GenerateBody(Body):
+    """What both generating endpoints take. vLLM's extensions follow the fields of OpenAI."""
+
+    model: Annotated[str, Field(min_length=1)]
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    stop: Stop | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    response_format: ResponseFormat | None = None
+
+    top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class ChatBody(GenerateBody):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Messages
+    # The newer name of max_tokens; it wins when both are given.
+    max_completion_tokens: Count | None = None
+    add_generation_prompt: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+
+
+class CompletionBody(GenerateBody):
+    """The body of POST /v1/completions. Without max_tokens 16 tokens are generated, as OpenAI documents."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=20)] | None = None
+    suffix: str | None = None
+    echo: bool | None = None
+
+
+class TokenizeBody(Body):
+    """The body of POST /tokenize: either a prompt or messages."""
+
+    model: Annotated[str, Field(min_length=1)]
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """The body of POST /detokenize."""
+
+    model: Annotated[str, Field(min_length=1)]
+    tokens: list[TokenId]
+
+
+def ignored_fields(body: Body) -> list[str]:
+    """Names of the fields that were sent, are not null and have no effect, in the order they were sent."""
+    names = [name for name, value in (body.model_extra or {}).items() if value is not None]
+    options = getattr(body, "stream_options", None)
+    if isinstance(options, StreamOptions):
+        names += [f"stream_options.{name}" for name, value in (options.model_extra or {}).items() if value is not None]
+    return names

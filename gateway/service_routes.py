@@ -1,0 +1,42 @@
+"""What operators ask this process: probes, version, metrics."""
+
+from importlib import metadata
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.replies import StatusReply, VersionReply
+from gateway.routes import ERRORS, FromUpstream
+
+router = APIRouter(responses={"5XX": ERRORS["5XX"]})
+
+
+@router.get("/health")
+async def health(upstream: FromUpstream) -> StatusReply:
+    """200 when requests can be served: the router has a model ready and this process is not shutting down."""
+    await upstream.check_serving()
+    return StatusReply()
+
+
+@router.get("/livez")
+async def livez() -> StatusReply:
+    """200 while this process runs, whatever the router does."""
+    return StatusReply()
+
+
+@router.get("/version")
+async def version() -> VersionReply:
+    """Quire's version; "unknown" when it runs from a source tree that is not installed."""
+    try:
+        return VersionReply(version=metadata.version("quire"))
+    except metadata.PackageNotFoundError:
+        return VersionReply(version="unknown")
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """This process's metrics, in Prometheus' text format."""
+    own: Metrics = request.app.state.metrics
+    return Response(own.expose(), media_type=CONTENT_TYPE)

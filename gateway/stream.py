@@ -1,0 +1,110 @@
+"""Sends a generation as server-sent events, and notices clients that go away."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.chunks import DONE, KEEP_ALIVE, Chunks, event
+from gateway.errors import ApiError, ClientGone, internal
+from gateway.generation import Generation
+from gateway.replies import PromptTokensDetails, UsageReply
+
+logger = logging.getLogger("gateway")
+
+# Seconds of silence after which a comment is sent, so that proxies do not take the connection for dead.
+KEEP_ALIVE_S = 15.0
+
+
+def usage_of(generation: Generation) -> UsageReply:
+    """The tokens of the whole request so far."""
+    return UsageReply(
+        prompt_tokens=generation.prompt_tokens,
+        completion_tokens=generation.completion_tokens,
+        total_tokens=generation.prompt_tokens + generation.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=generation.cached_tokens),
+    )
+
+
+@asynccontextmanager
+async def stopped_with_client(receive: Receive, generation: Generation) -> AsyncIterator[None]:
+    """While inside, the generation is stopped with ClientGone as soon as the client has closed its connection."""
+    watch = asyncio.create_task(_watch(receive, generation))
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+async def _watch(receive: Receive, generation: Generation) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.stop(ClientGone())
+
+
+class EventStream(Response):
+    """The response of a streamed request whose generation has been started; closes the generation."""
+
+    def __init__(
+        self, generation: Generation, chunks: Chunks, *, include_usage: bool, headers: Mapping[str, str]
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.media_type = "text/event-stream"
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        self._generation = generation
+        self._chunks = chunks
+        self._include_usage = include_usage
+        self._last_write = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends all events; raises ClientGone when the client leaves before the end."""
+        beat: asyncio.Task[None] | None = None
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async with stopped_with_client(receive, self._generation):
+                await self._write(send, self._chunks.opening())
+                beat = asyncio.create_task(self._beat(send))
+                await self._send_pieces(send)
+            beat.cancel()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            if beat is not None:
+                beat.cancel()
+            self._generation.close()
+
+    async def _send_pieces(self, send: Send) -> None:
+        chunks = self._chunks
+        try:
+            async for index, text, ending in self._generation.pieces():
+                if ending is None:
+                    await self._write(send, chunks.text(index, text))
+                else:
+                    await self._write(send, chunks.finish(index, ending.reason, ending.stop_reason))
+        except ClientGone:
+            raise
+        except Exception as error:
+            # The status line is sent: all that is left is an event, and no [DONE], so that nobody takes it for an end.
+            answer = error if isinstance(error, ApiError) else internal("a stream broke")
+            logger.info("stream %s ended with an error: %d %s", self._generation.id, answer.status, answer.message)
+            await self._write(send, event(answer.body()))
+            return
+        usage = chunks.usage(usage_of(self._generation)) if self._include_usage else b""
+        await self._write(send, usage + DONE)
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        self._last_write = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _beat(self, send: Send) -> None:
+        """Breaks long silences."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wait = self._last_write + KEEP_ALIVE_S - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            else:
+                await self._write(send, KEEP_ALIVE)

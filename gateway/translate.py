@@ -1,0 +1,124 @@
+"""From request bodies to the wire's requests, and from the router's names of fields back to the client's.
+
+Pure functions: no I/O, no clock, no state.
+"""
+
+import re
+
+from gateway.errors import ParamOf, invalid
+from gateway.schema import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, Message, TokenizeBody
+from protos import inference_pb2, sampling_pb2
+
+# Roles that templates know by another name.
+_ROLES = {"developer": "system"}
+
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+def chat_requests(body: ChatBody, request_id: str) -> list[inference_pb2.GenerateRequest]:
+    """The one call that a chat request makes."""
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    request = _request(body, request_id, max_tokens)
+    request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt))
+    return [request]
+
+
+def completion_requests(body: CompletionBody, request_id: str) -> list[inference_pb2.GenerateRequest]:
+    """One call for each prompt. Several get ids that end in their place, since ids are unique on the wire."""
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    prompts = _prompts(body)
+    requests = []
+    for index, prompt in enumerate(prompts):
+        request = _request(body, request_id if len(prompts) == 1 else f"{request_id}-{index}", max_tokens)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
+        requests.append(request)
+    return requests
+
+
+def tokenize_request(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
+    """The call of POST /tokenize. Raises ApiError (400) unless there is exactly one of prompt and messages."""
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "either prompt or messages is needed, and not both")
+    request = inference_pb2.TokenizeRequest(model=body.model)
+    if body.messages is not None:
+        request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt))
+    else:
+        request.text = body.prompt or ""
+    if body.add_special_tokens is not None:
+        request.add_special_tokens = body.add_special_tokens
+    return request
+
+
+def chat_of(messages: list[Message], add_generation_prompt: bool | None) -> inference_pb2.Chat:
+    """A conversation in the wire's form."""
+    chat = inference_pb2.Chat()
+    for message in messages:
+        turn = chat.messages.add(role=_ROLES.get(message.role, message.role), content=message.text())
+        if message.name is not None:
+            turn.name = message.name
+    if add_generation_prompt is not None:
+        chat.add_generation_prompt = add_generation_prompt
+    return chat
+
+
+def param_names(body: object) -> ParamOf:
+    """A function from the router's name of a field (``stopping.max_tokens``) to the one in this body."""
+    prompt = "messages" if getattr(body, "messages", None) is not None else "prompt"
+    renamed = {"chat": prompt, "text": prompt, "token_ids": prompt, "prompt": prompt}
+    if not hasattr(body, "prompt") and not hasattr(body, "messages"):
+        renamed = {"token_ids": "tokens"}
+    if getattr(body, "max_completion_tokens", None) is not None:
+        renamed["max_tokens"] = "max_completion_tokens"
+
+    def param_of(field: str) -> str | None:
+        steps = _INDEX.sub(r".\1", field).split(".")
+        if steps[0] in ("sampling", "stopping") and len(steps) > 1:
+            del steps[0]
+        # chat.messages.0.role is messages.0.role for the client, token_ids.ids.3 is prompt.3.
+        if steps[:2] in (["chat", "messages"], ["token_ids", "ids"]):
+            del steps[1]
+        steps[0] = renamed.get(steps[0], steps[0])
+        return ".".join(steps)
+
+    return param_of
+
+
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
+    """The prompts of a body one by one: the schema has made sure that a list does not mix its kinds."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    prompts: list[str | list[int]] = [entry for entry in prompt if not isinstance(entry, int)]
+    return prompts or [[entry for entry in prompt if isinstance(entry, int)]]
+
+
+def _request(body: GenerateBody, request_id: str, max_tokens: int | None) -> inference_pb2.GenerateRequest:
+    """Everything but the prompt. What the client left out stays out: the router knows the defaults."""
+    sampling = sampling_pb2.SamplingParams(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        # vLLM's clients say "off" with -1, the wire with 0.
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        min_p=body.min_p,
+        # The wire has no sign; clients may send one.
+        seed=None if body.seed is None else body.seed % 2**64,
+    )
+    stopping = sampling_pb2.StopConditions(
+        max_tokens=max_tokens,
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+        stop_token_ids=body.stop_token_ids,
+        ignore_eos=bool(body.ignore_eos),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+    )
+    return inference_pb2.GenerateRequest(
+        request_id=request_id,
+        model=body.model,
+        sampling=sampling,
+        stopping=stopping,
+        n=body.n,
+        output=inference_pb2.OutputOptions(final_only=not body.stream),
+        cache_salt=body.cache_salt,
+    )

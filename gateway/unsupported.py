@@ -1,0 +1,100 @@
+"""Fields that clients know and this server does not act on yet, refused when they would change the result.
+
+To support a field: act on it in ``translate`` and delete its line here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.errors import invalid
+from gateway.schema import Body, ChatBody, CompletionBody, Message
+
+Harmless = Callable[[Any], bool]
+"""Whether a value (never null) asks for nothing but what happens anyway."""
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+def _empty(value: Any) -> bool:
+    return not value
+
+
+def _one_of(*values: Any) -> Harmless:
+    return lambda value: value in values
+
+
+_GENERATE: Mapping[str, Harmless] = {
+    "logit_bias": _empty,
+    "presence_penalty": _one_of(0),
+    "frequency_penalty": _one_of(0),
+    "repetition_penalty": _one_of(1),
+    "min_tokens": _one_of(0),
+    "response_format": lambda value: value.type == "text",
+    "structured_outputs": _empty,
+    "guided_json": _never,
+    "guided_regex": _never,
+    "guided_choice": _never,
+    "guided_grammar": _never,
+    "prompt_logprobs": _never,
+    "bad_words": _empty,
+    "allowed_token_ids": _never,
+    "truncate_prompt_tokens": _never,
+    "use_beam_search": _one_of(False),
+}
+
+_CHAT: Mapping[str, Harmless] = {
+    **_GENERATE,
+    "logprobs": _one_of(False),
+    "top_logprobs": _one_of(0),
+    "tools": _empty,
+    "tool_choice": _one_of("none", "auto"),
+    "functions": _empty,
+    "function_call": _one_of("none", "auto"),
+    "modalities": _one_of(["text"]),
+    "audio": _never,
+    "continue_final_message": _one_of(False),
+    "chat_template": _never,
+    "chat_template_kwargs": _empty,
+}
+
+_COMPLETION: Mapping[str, Harmless] = {
+    **_GENERATE,
+    "logprobs": _never,
+    "suffix": _empty,
+    "echo": _one_of(False),
+}
+
+_MESSAGE: Mapping[str, Harmless] = {
+    "tool_calls": _empty,
+    "function_call": _never,
+    "audio": _never,
+}
+
+
+def refuse_unsupported(body: ChatBody | CompletionBody) -> None:
+    """Raises ApiError (400) for the first field that would change the result and is not supported."""
+    if isinstance(body, ChatBody):
+        _refuse(body, _CHAT)
+        refuse_in_messages(body.messages)
+        return
+    _refuse(body, _COMPLETION)
+    # Fewer candidates than choices are wrong for OpenAI too; more would need logprobs to choose the best.
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise invalid("best_of", "best_of is only supported when it equals n", code="unsupported_parameter")
+
+
+def refuse_in_messages(messages: list[Message]) -> None:
+    """Raises ApiError (400) for the first part of a message that is not supported."""
+    for index, message in enumerate(messages):
+        _refuse(message, _MESSAGE, prefix=f"messages.{index}.")
+
+
+def _refuse(body: Body, table: Mapping[str, Harmless], prefix: str = "") -> None:
+    for name, harmless in table.items():
+        # Finds undeclared fields too: pydantic keeps them as attributes.
+        value = getattr(body, name, None)
+        if value is not None and not harmless(value):
+            param = prefix + name
+            raise invalid(param, f"{param} is not supported yet with this value", code="unsupported_parameter")

@@ -1,0 +1,128 @@
+"""The gateway's one connection to the router: owns the channel and knows which requests run over it."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.config import GatewayConfig
+from gateway.errors import ParamOf, from_rpc, unavailable
+from gateway.generation import Generation
+from gateway.metrics import Metrics
+from protos import inference_pb2, inference_pb2_grpc
+from protos.channel import CHANNEL_OPTIONS
+
+logger = logging.getLogger("gateway")
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+# Seconds. Probes must answer before those who ask give up.
+_PROBE_TIMEOUT = 2.0
+# Listing models asks nothing of a worker.
+_LOOKUP_TIMEOUT = 10.0
+
+_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    # How long one attempt to connect may take; the default lets requests hang for 20 s when packets are dropped.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    # The router is ours: a proxy from the environment must not come between.
+    ("grpc.enable_http_proxy", 0),
+]
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+class Upstream:
+    """Calls the router. Must be made and closed in the running loop."""
+
+    def __init__(self, config: GatewayConfig, metrics: Metrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._channel = grpc.aio.insecure_channel(config.router, options=_OPTIONS)
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._running: set[Generation] = set()
+        self._draining = False
+
+    def generate(
+        self, requests: Sequence[inference_pb2.GenerateRequest], param_of: ParamOf, *, streamed: bool
+    ) -> Generation:
+        """Begins the calls of one request; the caller closes the result. Raises ApiError (503) while draining."""
+        if self._draining:
+            raise unavailable("This server is shutting down.")
+        generation = Generation(
+            self._stub,
+            requests,
+            timeout=self._config.request_timeout,
+            param_of=param_of,
+            metrics=self._metrics,
+            streamed=streamed,
+            on_close=self._running.discard,
+        )
+        self._running.add(generation)
+        return generation
+
+    async def list_models(self) -> inference_pb2.ListModelsResponse:
+        """The served models. Raises ApiError."""
+        return await self._call(self._stub.ListModels, inference_pb2.ListModelsRequest(), _LOOKUP_TIMEOUT)
+
+    async def get_model(self, name: str) -> inference_pb2.Model:
+        """One served model. Raises ApiError, 404 when there is no such model."""
+        return await self._call(self._stub.GetModel, inference_pb2.GetModelRequest(model=name), _LOOKUP_TIMEOUT)
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, param_of: ParamOf
+    ) -> inference_pb2.TokenizeResponse:
+        """Text to ids. Raises ApiError."""
+        return await self._call(self._stub.Tokenize, request, self._config.request_timeout, param_of)
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, param_of: ParamOf
+    ) -> inference_pb2.DetokenizeResponse:
+        """Ids to text. Raises ApiError."""
+        return await self._call(self._stub.Detokenize, request, self._config.request_timeout, param_of)
+
+    async def check_serving(self) -> None:
+        """Returns when requests can be served now. Raises ApiError (503) that says why not."""
+        if self._draining:
+            raise unavailable("This server is shutting down.")
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        try:
+            reply = await self._health.Check(request, timeout=_PROBE_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            logger.debug("health check of the router: %s: %s", error.code().name, error.details())
+            raise unavailable("The router does not answer.") from None
+        if reply.status != health_pb2.HealthCheckResponse.SERVING:
+            raise unavailable("No model is ready to serve requests.")
+
+    def drain(self) -> None:
+        """From now on new requests are refused; running ones go on."""
+        self._draining = True
+
+    def stop_running(self) -> None:
+        """Ends all running requests; their clients get an error object."""
+        if self._running:
+            logger.warning("%d requests did not end in time and are cancelled", len(self._running))
+        for generation in list(self._running):
+            generation.stop(unavailable("This server is shutting down; the request was not completed."))
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        for generation in list(self._running):
+            generation.close()
+        await self._channel.close()
+
+    async def _call(
+        self,
+        method: Callable[..., "grpc.aio.UnaryUnaryCall[Message, Reply]"],
+        request: Message,
+        limit_s: float,
+        param_of: ParamOf = lambda field: field,
+    ) -> Reply:
+        try:
+            return await method(request, timeout=limit_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, param_of) from None
