@@ -27,7 +27,7 @@ class Child:
         self._process = process
         self._show = show
         self._pump = asyncio.create_task(self._read_output(), name=f"output of {name}")
-        # Done when the process has ended and its last output was shown; the result is its status, negative for a signal.
+        # Done when the process has ended and its output was shown; the result is its status, negative for a signal.
         self.end: asyncio.Task[int] = asyncio.create_task(self._watch(), name=f"end of {name}")
 
     @classmethod

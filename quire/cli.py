@@ -86,7 +86,7 @@ def _fetch(argv: list[str]) -> int:
         prog="quire fetch", description="Fetch a model if it is not here yet, and print its local path."
     )
     parser.add_argument(
-        "model", nargs="?", default=DEMO_MODEL, help="a hub id such as org/name, or the demo model (default %(default)s)"
+        "model", nargs="?", default=DEMO_MODEL, help="a hub id, or the demo model (default %(default)s)"
     )
     sys.stdout.write(f"{resolve(parser.parse_args(argv).model)}\n")
     return 0

@@ -18,15 +18,17 @@ PROG = "quire serve"
 
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
-# Flags of the processes that the launcher decides itself, by their names in the parsed namespace.
-_OWN = frozenset(
-    ("model", "served_model_name", "host", "port", "shutdown_timeout", "log_level", "worker_id", "worker_urls", "router")
-)
+# Flags of the processes that the launcher sets itself, and what to do instead of giving them.
 _REFUSED = {
     "--worker-id": "workers are named by their addresses",
     "--worker-urls": "--workers says how many to start; to use running ones, start `quire router` and `quire gateway`",
     "--router": "--grpc-port says where the router listens; to use a running one, start `quire gateway`",
 }
+# What is not passed on as it was given, by its name in the parsed namespace.
+_OWN = frozenset(
+    ("model", "served_model_name", "host", "port", "shutdown_timeout", "log_level")
+    + tuple(flag.removeprefix("--").replace("-", "_") for flag in _REFUSED)
+)
 
 
 @dataclass(frozen=True)

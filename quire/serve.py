@@ -61,13 +61,13 @@ async def _serve(plan: Plan, startup_timeout: float, shutdown_timeout: float) ->
     return status
 
 
-async def _run(plan: Plan, stack: Stack, timeout: float) -> None:
+async def _run(plan: Plan, stack: Stack, limit_s: float) -> None:
     """Brings everything up, says so, and returns never: it ends by StackError or by being cancelled."""
     started = time.monotonic()
     workers = plan.workers
-    await stack.start(workers, [until_grpc_serves(worker.address, "quire.v1.Worker") for worker in workers], timeout)
-    await stack.start([plan.router], [until_grpc_serves(plan.router.address, "quire.v1.Inference")], timeout)
-    await stack.start([plan.gateway], [until_http_serves(f"http://{plan.gateway.address}/health")], timeout)
+    await stack.start(workers, [until_grpc_serves(worker.address, "quire.v1.Worker") for worker in workers], limit_s)
+    await stack.start([plan.router], [until_grpc_serves(plan.router.address, "quire.v1.Inference")], limit_s)
+    await stack.start([plan.gateway], [until_http_serves(f"http://{plan.gateway.address}/health")], limit_s)
     sys.stdout.write(ready_message(plan, time.monotonic() - started))
     sys.stdout.flush()
     await stack.until_one_ends()

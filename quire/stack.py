@@ -30,12 +30,12 @@ class Stack:
         self._tiers: list[list[Child]] = []
 
     async def start(
-        self, plans: Sequence[ProcessPlan], ready: Sequence[Coroutine[Any, Any, None]], timeout: float
+        self, plans: Sequence[ProcessPlan], ready: Sequence[Coroutine[Any, Any, None]], limit_s: float
     ) -> None:
         """Starts a tier and returns when all of ``ready``, one a process, have returned.
 
         Raises:
-            StackError: a process ended, or the tier was not ready within ``timeout`` seconds.
+            StackError: a process ended, or the tier was not ready within ``limit_s`` seconds.
         """
         names = ", ".join(plan.name for plan in plans)
         self._console.say(f"starting {names}")
@@ -49,22 +49,24 @@ class Stack:
             ends = self._watch()
             waiting = set(probes)
             while waiting:
-                left = started + timeout - time.monotonic()
+                left = started + limit_s - time.monotonic()
                 done, _ = await asyncio.wait(
                     waiting | ends.keys(), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
                 )
-                for end in done & ends.keys():
-                    raise self._ended(ends[end], end.result(), " before it was ready" * (ends[end] in tier))
+                for end, child in ends.items():
+                    if end in done:
+                        raise self._ended(child, " before it was ready" if child in tier else "")
                 if not done:
                     late = [(p.name, c) for p, c, t in zip(plans, tier, probes, strict=True) if not t.done()]
                     raise StackError(
-                        f"{', '.join(name for name, _ in late)} was not ready after {timeout:.0f} s; "
+                        f"{', '.join(name for name, _ in late)} was not ready after {limit_s:.0f} s; "
                         "--startup-timeout gives more",
                         late[0][1].tail,
                     )
                 waiting -= done
-                for probe in done & set(probes):
-                    probe.result()
+                for probe in probes:
+                    if probe in done:
+                        probe.result()
         finally:
             for task in probes:
                 task.cancel()
@@ -75,8 +77,7 @@ class Stack:
         """Waits until a process ends. Raises StackError, which says which and how."""
         ends = self._watch()
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        end = done.pop()
-        raise self._ended(ends[end], end.result())
+        raise self._ended(ends[done.pop()])
 
     async def stop(self) -> None:
         """Ends all processes, the last tier first; those that stay beyond their time are killed."""
@@ -110,5 +111,6 @@ class Stack:
         return {child.end: child for tier in self._tiers for child in tier}
 
     @staticmethod
-    def _ended(child: Child, status: int, when: str = "") -> StackError:
-        return StackError(f"{child.name} {describe_status(status)}{when}; its last lines:", child.tail)
+    def _ended(child: Child, when: str = "") -> StackError:
+        status = describe_status(child.end.result())
+        return StackError(f"{child.name} {status}{when}; its last lines:", child.tail)
