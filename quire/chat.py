@@ -1,0 +1,140 @@
+"""``quire chat``: a conversation in the terminal with a running server, through its OpenAI API."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+
+PROG = "quire chat"
+# Answers start late when the server is busy, and then keep coming.
+_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+
+Message = dict[str, str]
+
+
+class ChatError(Exception):
+    """The server is not there or refused the request; the message says which."""
+
+
+def main(argv: list[str]) -> int:
+    """Talks until /exit, end of input, or Ctrl-C at the prompt. Returns 1 when the server cannot be used."""
+    args = _parser().parse_args(argv)
+    url = args.url.rstrip("/")
+    opening = [{"role": "system", "content": args.system}] if args.system else []
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    # A proxy for the outside has no business between two programs of one machine.
+    local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+    with httpx.Client(timeout=_TIMEOUT, headers=headers, trust_env=not local) as client:
+        try:
+            model = args.model or first_model(client, url)
+        except ChatError as error:
+            sys.stderr.write(f"{PROG}: {error}\n")
+            return 1
+        sys.stderr.write(f"Talking to {model}. Ctrl-C stops an answer; /new starts over; /exit leaves.\n")
+        converse(client, url, model, opening)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROG, description="Talk to a running server in the terminal.")
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="of the OpenAI API (default %(default)s)")
+    parser.add_argument("--model", help="which of the server's models (default: the first)")
+    parser.add_argument("--system", help="a system message to open the conversation with")
+    parser.add_argument("--api-key", help="sent as a bearer token")
+    return parser
+
+
+def first_model(client: httpx.Client, url: str) -> str:
+    """The first model that the server has. Raises ChatError when there is no such server or no model."""
+    try:
+        answer = client.get(f"{url}/models")
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise ChatError(f"no server answers at {url} ({error}); start one with `quire serve`, or give --url") from error
+    _check(answer)
+    try:
+        return str(answer.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ChatError(f"{url}/models names no model; is this the address of an OpenAI API, ending in /v1?") from error
+
+
+def converse(client: httpx.Client, url: str, model: str, opening: list[Message]) -> None:
+    """Reads lines from standard input and streams the answers, until the input or the person has had enough."""
+    messages = list(opening)
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            sys.stdout.write("\n")
+            return
+        if line == "/exit":
+            return
+        if line == "/new":
+            messages = list(opening)
+        elif line:
+            messages.append({"role": "user", "content": line})
+            try:
+                messages.append({"role": "assistant", "content": _show_answer(client, url, model, messages)})
+            except ChatError as error:
+                messages.pop()  # so that the line can be sent again
+                sys.stderr.write(f"{PROG}: {error}\n")
+
+
+def _show_answer(client: httpx.Client, url: str, model: str, messages: list[Message]) -> str:
+    """Prints an answer as it comes and returns it; Ctrl-C leaves it as far as it got."""
+    parts: list[str] = []
+    try:
+        for text in stream_answer(client, url, model, messages):
+            parts.append(text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stdout.write(" [stopped]")
+    sys.stdout.write("\n")
+    return "".join(parts)
+
+
+def stream_answer(client: httpx.Client, url: str, model: str, messages: list[Message]) -> Iterator[str]:
+    """The pieces of the model's answer, as they come. Raises ChatError when the server refuses or is lost."""
+    body = {"model": model, "messages": messages, "stream": True}
+    try:
+        with client.stream("POST", f"{url}/chat/completions", json=body) as answer:
+            if answer.is_error:
+                answer.read()
+                _check(answer)
+            for line in answer.iter_lines():
+                if not line.startswith("data:"):
+                    continue
+                data = line.removeprefix("data:").strip()
+                if data == "[DONE]":
+                    return
+                yield from _text(data)
+    except httpx.TransportError as error:
+        raise ChatError(f"the server at {url} was lost ({error})") from error
+    raise ChatError("the answer broke off")
+
+
+def _text(data: str) -> Iterator[str]:
+    """The text in one chunk of a stream, if it has any."""
+    try:
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise ChatError(chunk["error"]["message"])
+        for choice in chunk["choices"]:
+            if content := choice["delta"].get("content"):
+                yield content
+    except (ValueError, LookupError, TypeError) as error:
+        raise ChatError(f"the server sent what is no chunk of a chat: {data[:200]}") from error
+
+
+def _check(answer: httpx.Response) -> None:
+    """Raises ChatError, with the server's own words where it has some, for an error status."""
+    if not answer.is_error:
+        return
+    try:
+        message = answer.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = answer.reason_phrase
+    raise ChatError(f"{answer.status_code}: {message}")

@@ -1,0 +1,183 @@
+"""The settings of ``quire serve``: its own flags, and those it passes on to the processes it starts.
+
+Every process declares its flags itself, in its ``config`` module; here they are only gathered. Imports no torch.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gateway.config
+import router.config
+import worker.config
+from quire.models import DEMO_MODEL
+
+PROG = "quire serve"
+
+AddArguments = Callable[[argparse.ArgumentParser], None]
+
+# Flags of the processes that the launcher sets itself, and what to do instead of giving them.
+_REFUSED = {
+    "--worker-id": "workers are named by their addresses",
+    "--worker-urls": "--workers says how many to start; to use running ones, start `quire router` and `quire gateway`",
+    "--router": "--grpc-port says where the router listens; to use a running one, start `quire gateway`",
+}
+# What is not passed on as it was given, by its name in the parsed namespace.
+_OWN = {"model", "served_model_name", "host", "port", "shutdown_timeout", "log_level"}.union(
+    flag.removeprefix("--").replace("-", "_") for flag in _REFUSED
+)
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """All settings of one ``quire serve``. See ``build_parser`` for their meaning."""
+
+    model: str
+    served_model_names: tuple[str, ...]
+    host: str
+    port: int
+    grpc_port: int
+    workers: int
+    worker_port: int
+    startup_timeout: float
+    shutdown_timeout: float
+    log_level: str
+    device: str
+    # Ready to be put on the processes' command lines.
+    worker_flags: tuple[str, ...]
+    router_flags: tuple[str, ...]
+    gateway_flags: tuple[str, ...]
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> "ServeConfig":
+        """Builds the settings from what ``build_parser`` parsed. Raises ValueError, naming the flag, for bad ones."""
+        if args.positional_model and args.model and args.positional_model != args.model:
+            raise ValueError(f"two models: {args.positional_model} and --model {args.model}; give one")
+        if args.workers < 1:
+            raise ValueError(f"--workers is {args.workers}; it must be at least 1")
+        for flag, port in (
+            ("--port", args.port),
+            ("--grpc-port", args.grpc_port),
+            ("--worker-port", args.worker_port),
+        ):
+            last = port + args.workers - 1 if flag == "--worker-port" and port else port
+            if port < 0 or last > 65535:
+                raise ValueError(f"{flag} {port}: ports go from 1 to 65535, and 0 takes a free one")
+        if args.startup_timeout <= 0 or args.shutdown_timeout < 0:
+            raise ValueError("--startup-timeout must be above 0 and --shutdown-timeout at least 0")
+        return cls(
+            model=args.positional_model or args.model or DEMO_MODEL,
+            served_model_names=tuple(args.served_model_name or ()),
+            host=args.host,
+            port=args.port,
+            grpc_port=args.grpc_port,
+            workers=args.workers,
+            worker_port=args.worker_port,
+            startup_timeout=args.startup_timeout,
+            shutdown_timeout=args.shutdown_timeout,
+            log_level=args.log_level,
+            device=args.device,
+            worker_flags=forwarded_flags(worker.config.add_arguments, args),
+            router_flags=forwarded_flags(router.config.add_arguments, args),
+            gateway_flags=forwarded_flags(gateway.config.add_arguments, args),
+        )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of ``quire serve``: the flags of all processes, where the launcher's own take precedence."""
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        usage=f"{PROG} [MODEL] [flags]",
+        description="Serve a model: start workers, router and gateway, and end them together.",
+        allow_abbrev=False,
+        conflict_handler="resolve",
+    )
+    parser.add_argument(
+        "positional_model", nargs="?", metavar="MODEL", help=f"the same as --model (default {DEMO_MODEL})"
+    )
+    group = parser.add_argument_group("serve")
+    worker.config.add_arguments(parser)
+    router.config.add_arguments(parser)
+    gateway.config.add_arguments(parser)
+    # Added last, so that they replace the processes' flags of the same name.
+    group.add_argument("--model", help="a folder, a .gguf file, a hub id such as org/name, or the demo model's name")
+    group.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="names that clients use (default: the model's own)"
+    )
+    group.add_argument("--host", default="127.0.0.1", help="address of HTTP and gRPC (default %(default)s: local only)")
+    group.add_argument("--port", type=int, default=8000, help="HTTP port, OpenAI API (default %(default)s)")
+    group.add_argument("--grpc-port", type=int, default=50051, metavar="PORT", help="gRPC port (default %(default)s)")
+    group.add_argument(
+        "--workers", "--data-parallel-size", "-dp", type=int, default=1, metavar="N",
+        help="worker processes, each with the whole model (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--worker-port", type=int, default=50061, metavar="PORT",
+        help="port of worker 0, the next have the next ones (default %(default)s); only this machine can reach them",
+    )  # fmt: skip
+    group.add_argument(
+        "--startup-timeout", type=float, default=600.0, metavar="S",
+        help="seconds until each phase of the start must be over (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--shutdown-timeout", type=float, default=30.0, metavar="S",
+        help="seconds that running requests get after Ctrl-C or SIGTERM (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default %(default)s"
+    )
+    for flag, instead in _REFUSED.items():
+        group.add_argument(flag, action=_Refuse, instead=instead)
+    return parser
+
+
+def parse_args(argv: Sequence[str]) -> ServeConfig:
+    """Parses the command line of ``quire serve``.
+
+    Raises:
+        ValueError: a setting is impossible or not supported; the message names the flag.
+        SystemExit: from argparse, for unknown flags and ``--help``.
+    """
+    # Intermixed: plain parsing of an optional positional fails when it stands after a flag.
+    config = ServeConfig.from_args(build_parser().parse_intermixed_args(argv))
+    # What workers will refuse is better said before a model is downloaded than after.
+    worker.config.parse_args(["--model", os.devnull, *config.worker_flags])
+    return config
+
+
+def forwarded_flags(add_arguments: AddArguments, args: argparse.Namespace) -> tuple[str, ...]:
+    """The flags of one process that were given, spelt out for its command line; the launcher's own are left out."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    flags: list[str] = []
+    for action in parser._actions:  # argparse has no public list of a parser's actions
+        if action.dest not in _OWN and getattr(args, action.dest) != action.default:
+            flags += _spell(action, getattr(args, action.dest))
+    return tuple(flags)
+
+
+def _spell(action: argparse.Action, value: Any) -> list[str]:
+    flag = max(action.option_strings, key=len)
+    if isinstance(action, argparse.BooleanOptionalAction):
+        wanted = [name for name in action.option_strings if name.startswith("--no-") != value]
+        return [wanted[-1]]
+    if action.nargs == 0:  # store_true and its like
+        return [flag]
+    if not isinstance(value, list | tuple):
+        return [flag, str(value)]
+    if action.nargs is None:  # append
+        return [part for item in value for part in (flag, str(item))]
+    return [flag, *map(str, value)]
+
+
+class _Refuse(argparse.Action):
+    """Ends the parse: a flag that one of the processes has, but that the launcher sets itself."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, instead: str) -> None:
+        super().__init__(option_strings, dest, nargs="*", help=argparse.SUPPRESS)
+        self._instead = instead
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:
+        parser.error(f"{self.option_strings[0]} is set by {PROG}: {self._instead}")

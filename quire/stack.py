@@ -1,0 +1,116 @@
+"""The processes of one server as a whole: started in order, watched, ended in the reverse order."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from quire.child import Child, describe_status
+from quire.console import Console
+from quire.plan import ProcessPlan
+
+# What a process may take to leave after the time it gives to running requests.
+_LEAVE_S = 5.0
+
+
+class StackError(Exception):
+    """The server cannot go on. ``last_lines`` are those of the process that is to blame."""
+
+    def __init__(self, message: str, last_lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.last_lines = tuple(last_lines)
+
+
+class Stack:
+    """Starts tiers of processes and owns them: a process that ends before ``stop`` is a failure of the whole."""
+
+    def __init__(self, console: Console, shutdown_timeout: float) -> None:
+        self._console = console
+        self._grace = shutdown_timeout + _LEAVE_S
+        self._tiers: list[list[Child]] = []
+
+    async def start(
+        self, plans: Sequence[ProcessPlan], ready: Sequence[Coroutine[Any, Any, None]], limit_s: float
+    ) -> None:
+        """Starts a tier and returns when all of ``ready``, one a process, have returned.
+
+        Raises:
+            StackError: a process ended, or the tier was not ready within ``limit_s`` seconds.
+        """
+        names = ", ".join(plan.name for plan in plans)
+        self._console.say(f"starting {names}")
+        started = time.monotonic()
+        tier: list[Child] = []
+        self._tiers.append(tier)
+        probes = [asyncio.create_task(probe) for probe in ready]
+        try:
+            for plan in plans:
+                tier.append(await self._start_one(plan))
+            ends = self._watch()
+            waiting = set(probes)
+            while waiting:
+                left = started + limit_s - time.monotonic()
+                done, _ = await asyncio.wait(
+                    waiting | ends.keys(), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
+                )
+                for end, child in ends.items():
+                    if end in done:
+                        raise self._ended(child, " before it was ready" if child in tier else "")
+                if not done:
+                    late = [(p.name, c) for p, c, t in zip(plans, tier, probes, strict=True) if not t.done()]
+                    raise StackError(
+                        f"{', '.join(name for name, _ in late)} was not ready after {limit_s:.0f} s; "
+                        "--startup-timeout gives more",
+                        late[0][1].tail,
+                    )
+                waiting -= done
+                for probe in probes:
+                    if probe in done:
+                        probe.result()
+        finally:
+            for task in probes:
+                task.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
+        self._console.say(f"{names} ready after {time.monotonic() - started:.1f} s")
+
+    async def until_one_ends(self) -> None:
+        """Waits until a process ends. Raises StackError, which says which and how."""
+        ends = self._watch()
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        raise self._ended(ends[done.pop()])
+
+    async def stop(self) -> None:
+        """Ends all processes, the last tier first; those that stay beyond their time are killed."""
+        for tier in reversed(self._tiers):
+            running = [child for child in tier if child.running]
+            for child in running:
+                child.terminate()
+            if not running:
+                continue
+            _, late = await asyncio.wait([child.end for child in running], timeout=self._grace)
+            for child in running:
+                if child.end in late:
+                    self._console.say(f"{child.name} did not end within {self._grace:.0f} s; killing it")
+                    child.kill()
+            if late:
+                await asyncio.wait(late)
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        for tier in self._tiers:
+            for child in tier:
+                child.kill()
+
+    async def _start_one(self, plan: ProcessPlan) -> Child:
+        try:
+            return await Child.start(plan.name, plan.package, plan.args, plan.environment, self._console.line)
+        except OSError as error:
+            raise StackError(f"cannot start {plan.name}: {error}") from error
+
+    def _watch(self) -> dict[asyncio.Task[int], Child]:
+        return {child.end: child for tier in self._tiers for child in tier}
+
+    @staticmethod
+    def _ended(child: Child, when: str = "") -> StackError:
+        status = describe_status(child.end.result())
+        return StackError(f"{child.name} {status}{when}; its last lines:", child.tail)
