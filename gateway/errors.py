@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 logger = logging.getLogger("gateway")
