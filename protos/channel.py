@@ -20,6 +20,10 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_LIMITS,
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # A proxy in the environment is for the outside world, not for what stands between our own processes.
+    ("grpc.enable_http_proxy", 0),
+    # A peer that accepts no connection fails a call within two seconds, not twenty.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     # A restarted peer is found again within a second, not after the default's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
