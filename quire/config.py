@@ -25,9 +25,8 @@ _REFUSED = {
     "--router": "--grpc-port says where the router listens; to use a running one, start `quire gateway`",
 }
 # What is not passed on as it was given, by its name in the parsed namespace.
-_OWN = frozenset(
-    ("model", "served_model_name", "host", "port", "shutdown_timeout", "log_level")
-    + tuple(flag.removeprefix("--").replace("-", "_") for flag in _REFUSED)
+_OWN = {"model", "served_model_name", "host", "port", "shutdown_timeout", "log_level"}.union(
+    flag.removeprefix("--").replace("-", "_") for flag in _REFUSED
 )
 
 

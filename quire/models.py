@@ -48,7 +48,7 @@ def resolve(model: str) -> Path:
         ModelError: there is no such model, or it could not be fetched.
     """
     path = Path(model).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if model and (path.is_dir() or (path.is_file() and path.suffix == ".gguf")):
         return path.resolve()
     if path.is_file():
         raise ModelError(f"{path} is neither a model folder nor a .gguf file")
