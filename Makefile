@@ -60,7 +60,7 @@ protos: $(READY)
 	$(BIN)/python -m protos.generate
 
 bench-cpu: $(READY)
-	$(BIN)/python benchmarks/cpu_batching.py $(ARGS)
+	$(BIN)/python -m benchmarks.cpu_batching $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
