@@ -143,12 +143,18 @@ def measure_transformers(
     """The seconds and the output ids of all prompts, one after another."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+    from transformers.utils.quantization_config import GgufConfig
 
     torch.set_num_threads(threads)
-    source = {"pretrained_model_name_or_path": path}
+    logging.disable_progress_bar()
+    source: dict[str, Any] = {"pretrained_model_name_or_path": path}
     if path.is_file():
-        source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+        # Dense weights, as Quire has them: packed ones would be unpacked again in each step.
+        dense = GgufConfig(dequantize=True)
+        source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "quantization_config": dense}
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=getattr(torch, dtype)).eval()
+    assert {str(weight.dtype) for weight in model.parameters()} == {f"torch.{dtype}"}
     model.generation_config.eos_token_id = None  # so that nothing ends early
     model.generation_config.pad_token_id = 0
 
