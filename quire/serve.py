@@ -31,10 +31,11 @@ def main(argv: list[str]) -> int:
     except (ValueError, ModelError, PortError, PlacementError) as error:
         sys.stderr.write(f"{PROG}: {error}\n")
         return 1
-    return asyncio.run(_serve(plan, config.startup_timeout, config.shutdown_timeout))
+    return asyncio.run(serve_plan(plan, config.startup_timeout, config.shutdown_timeout))
 
 
-async def _serve(plan: Plan, startup_timeout: float, shutdown_timeout: float) -> int:
+async def serve_plan(plan: Plan, startup_timeout: float, shutdown_timeout: float) -> int:
+    """Runs a plan's processes until a signal or a failure; a second signal ends this process and them at once."""
     console = Console([process.name for process in (*plan.workers, plan.router, plan.gateway)])
     stack = Stack(console, shutdown_timeout)
     stop = asyncio.Event()
@@ -47,6 +48,8 @@ async def _serve(plan: Plan, startup_timeout: float, shutdown_timeout: float) ->
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # started with nohup
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
 
     status = 0

