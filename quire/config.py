@@ -7,7 +7,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import gateway.config
 import router.config
@@ -87,7 +87,7 @@ class ServeConfig:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of ``quire serve``: the flags of all processes, where the launcher's own take precedence."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROG,
         usage=f"{PROG} [MODEL] [flags]",
         description="Serve a model: start workers, router and gateway, and end them together.",
@@ -137,13 +137,15 @@ def parse_args(argv: Sequence[str]) -> ServeConfig:
     """Parses the command line of ``quire serve``.
 
     Raises:
-        ValueError: a setting is impossible or not supported; the message names the flag.
-        SystemExit: from argparse, for unknown flags and ``--help``.
+        ValueError: a flag is unknown, impossible or not supported; the message names it.
+        SystemExit: from argparse, for ``--help``.
     """
     # Intermixed: plain parsing of an optional positional fails when it stands after a flag.
     config = ServeConfig.from_args(build_parser().parse_intermixed_args(argv))
-    # What workers will refuse is better said before a model is downloaded than after.
+    # What a process will refuse is better said before a model is downloaded and others are started.
     worker.config.parse_args(["--model", os.devnull, *config.worker_flags])
+    router.config.parse_args(["--model", os.devnull, "--worker-urls", "127.0.0.1:1", *config.router_flags])
+    gateway.config.parse_args([*config.gateway_flags])
     return config
 
 
@@ -170,6 +172,12 @@ def _spell(action: argparse.Action, value: Any) -> list[str]:
     if action.nargs is None:  # append
         return [part for item in value for part in (flag, str(item))]
     return [flag, *map(str, value)]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """All bad settings end alike, also those that argparse finds."""
+        raise ValueError(f"{message}; see {PROG} --help")
 
 
 class _Refuse(argparse.Action):
