@@ -24,14 +24,6 @@ _PROBE_TIMEOUT = 2.0
 # Listing models asks nothing of a worker.
 _LOOKUP_TIMEOUT = 10.0
 
-_OPTIONS = [
-    *CHANNEL_OPTIONS,
-    # How long one attempt to connect may take; the default lets requests hang for 20 s when packets are dropped.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-    # The router is ours: a proxy from the environment must not come between.
-    ("grpc.enable_http_proxy", 0),
-]
-
 Reply = TypeVar("Reply", bound=Message)
 
 
@@ -41,7 +33,7 @@ class Upstream:
     def __init__(self, config: GatewayConfig, metrics: Metrics) -> None:
         self._config = config
         self._metrics = metrics
-        self._channel = grpc.aio.insecure_channel(config.router, options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(config.router, options=CHANNEL_OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._running: set[Generation] = set()

@@ -14,8 +14,7 @@ _CALL_TIMEOUT_S = 2.0
 
 async def until_grpc_serves(address: str, service: str) -> None:
     """Returns when the server at ``address`` says through grpc.health.v1 that ``service`` is SERVING."""
-    options = [*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=service)
         while True:

@@ -54,6 +54,8 @@ class RouterConfig:
         for name in ("max_num_queued_reqs", "tokenizer_threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
+        if self.chat_template is not None and not self.chat_template.is_file():
+            raise ConfigError(f"--chat-template is {self.chat_template}, which is no file")
         for name in ("max_queue_wait", "worker_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be above 0 seconds")
