@@ -75,7 +75,7 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates n continuations of one prompt. The stream is: one Started, Deltas of the choices in any mixture,
+        """Generates n continuations of one prompt. The stream is: one Started, PromptLogprobs when asked for, Deltas of the choices in any mixture,
         and one Finished per choice. A failure after Started ends the call with a status and no Finished.
         Cancelling the call cancels the request.
         """

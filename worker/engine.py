@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from worker.scheduler import Scheduler, StepOutput, StepPlan
+from worker.scheduler import Sampled, Scheduler, StepOutput, StepPlan
 from worker.sequence import FinishReason, Sequence
 
 
@@ -26,8 +26,8 @@ class EngineLimits:
 class LaunchedStep(Protocol):
     """A step that may still be running."""
 
-    def sampled(self) -> list[int]:
-        """Waits for the step and returns an id for each of its plan's ``samples``."""
+    def sampled(self) -> Sampled:
+        """Waits for the step and returns what it computed for the host."""
 
 
 class Runner(Protocol):

@@ -1,13 +1,22 @@
 """Runs planned steps on the device: forward pass, logits, sampling. Decides nothing."""
 
+from dataclasses import dataclass
+
 import torch
 
+from kernels.logit_adjustments import adjust_logits
+from kernels.logprobs import token_logprobs
 from kernels.sampling import sample
 from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
-from worker.scheduler import StepPlan
-from worker.step_input import build_step_input
+from worker.scheduler import PromptRow, Sampled, StepPlan
+from worker.sequence import TokenLogprobs
+from worker.step_input import build_adjustments, build_sampling, build_step_input
+from worker.token_history import TokenHistory
+
+# Prompt tokens whose logits are held at once: each takes as many floats as the vocabulary has tokens.
+_PROMPT_LOGITS_AT_ONCE = 64
 
 
 class ModelRunner:
@@ -17,45 +26,108 @@ class ModelRunner:
         model: with its weights.
         cache: the paged keys and values.
         max_num_seqs: rows of the buffers.
+        vocab_size: tokens.
         device: where everything lives.
     """
 
-    def __init__(self, model: CausalLM, cache: KVCache, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(
+        self, model: CausalLM, cache: KVCache, max_num_seqs: int, vocab_size: int, device: torch.device
+    ) -> None:
         self.model = model
         self.cache = cache
         self.device = device
         # Sampled ids stay here as the next step's input, so that no step waits for the host to learn them.
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.history = TokenHistory(max_num_seqs, vocab_size, device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts a step: at once on a GPU, to its end on a CPU."""
         step = build_step_input(plan, self.last_tokens, self.cache.block_size)
         hidden = self.model(step.token_ids, step.positions, self.cache, step.attention)
-        if not plan.samples:
-            return SampledIds(torch.empty(0, dtype=torch.int64), None)
-        logits = self.model.logits(hidden.index_select(0, step.sample_tokens))
-        ids = sample(logits, step.sampling)
-        self.last_tokens.index_copy_(0, step.sample_rows, ids)
-        if self.device.type == "cpu":
-            return SampledIds(ids, None)
-        host_ids = torch.empty(len(ids), dtype=torch.int64, pin_memory=True)
-        host_ids.copy_(ids, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        return SampledIds(host_ids, copied)
+        result = StepResult()
+        result.prompt_logprobs = [self._prompt_logprobs(plan, row, hidden) for row in plan.prompt_logprobs]
+        self.history.begin(plan.histories)
+        if plan.samples:
+            logits = self.model.logits(hidden.index_select(0, step.sample_tokens))
+            ids = self._sample(plan, logits, result)
+            self.last_tokens.index_copy_(0, step.sample_rows, ids)
+        if self.device.type == "cuda":
+            result.copied = torch.cuda.Event()
+            result.copied.record()
+        return result
 
-
-class SampledIds:
-    """Ids on the host, valid once the copy's event has passed."""
-
-    def __init__(self, ids: torch.Tensor, copied: torch.cuda.Event | None) -> None:
-        self._ids = ids
-        self._copied = copied
-
-    def sampled(self) -> list[int]:
-        """Waits for the copy and returns the ids."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        ids: list[int] = self._ids.tolist()
+    def _sample(self, plan: StepPlan, logits: torch.Tensor, result: "StepResult") -> torch.Tensor:
+        """Samples an id for each row, [samples] int64, and sends what the host is to know on its way."""
+        rows = [plan.rows[index] for index in plan.samples]
+        rules = build_adjustments(plan.sampling, self.history.penalties(plan.sampling, rows), self.device)
+        adjusted = logits if rules is None else adjust_logits(logits, rules)
+        ids = sample(adjusted, build_sampling(plan.sampling, self.device))
+        self.history.count(plan.sampling, rows, ids)
+        result.ids = _to_host(ids)
+        top_counts = {
+            place: row.params.logprobs for place, row in enumerate(plan.sampling) if row.params.logprobs is not None
+        }
+        if top_counts:
+            places = torch.tensor(list(top_counts), device=self.device)
+            columns = token_logprobs(logits[places], ids[places], max(top_counts.values()))
+            result.logprobs = LogprobColumns(*map(_to_host, columns))
+            result.top_counts = top_counts
         return ids
+
+    def _prompt_logprobs(self, plan: StepPlan, row: PromptRow, hidden: torch.Tensor) -> list["LogprobColumns"]:
+        """Log-probabilities of a chunk's targets, a few tokens at a time."""
+        start = sum(plan.counts[: row.sequence]) + row.first - 1 - plan.starts[row.sequence]
+        targets = torch.tensor(row.targets.tolist(), dtype=torch.int64, device=self.device)
+        pieces = []
+        for done in range(0, len(targets), _PROMPT_LOGITS_AT_ONCE):
+            wanted = targets[done : done + _PROMPT_LOGITS_AT_ONCE]
+            logits = self.model.logits(hidden[start + done : start + done + len(wanted)])
+            pieces.append(LogprobColumns(*map(_to_host, token_logprobs(logits, wanted, row.top_count))))
+        return pieces
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host, complete once the device's work so far is; the tensor itself on a CPU."""
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class LogprobColumns:
+    """On the host: log-probabilities [n], alternatives' ids [n, k] and log-probabilities [n, k]."""
+
+    logprobs: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+    def rows(self) -> list[TokenLogprobs]:
+        """One value for each token."""
+        columns = zip(self.logprobs.tolist(), self.top_ids.tolist(), self.top_logprobs.tolist(), strict=True)
+        return [TokenLogprobs(*row) for row in columns]
+
+
+class StepResult:
+    """What a step computes for the host; valid once the copies' event has passed."""
+
+    def __init__(self) -> None:
+        self.ids: torch.Tensor | None = None
+        self.logprobs: LogprobColumns | None = None
+        self.top_counts: dict[int, int] = {}  # of the samples with log-probabilities
+        self.prompt_logprobs: list[list[LogprobColumns]] = []
+        self.copied: torch.cuda.Event | None = None
+
+    def sampled(self) -> Sampled:
+        """Waits for the copies and returns the values."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        ids = [] if self.ids is None else self.ids.tolist()
+        logprobs: list[TokenLogprobs | None] = []
+        if self.logprobs is not None:
+            logprobs = [None] * len(ids)
+            for (place, count), row in zip(self.top_counts.items(), self.logprobs.rows(), strict=True):
+                logprobs[place] = TokenLogprobs(row.logprob, row.top_ids[:count], row.top_logprobs[:count])
+        prompts = [[row for piece in pieces for row in piece.rows()] for pieces in self.prompt_logprobs]
+        return Sampled(ids, logprobs, prompts)

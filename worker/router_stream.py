@@ -13,7 +13,7 @@ import numpy as np
 from protos import sampling_pb2, worker_pb2
 from protos.prefix import chain_root
 from worker.engine import EngineLimits
-from worker.sequence import FinishReason, SamplingParams, Sequence, token_array
+from worker.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs, token_array
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,10 @@ _REASONS = {
     FinishReason.DEADLINE: sampling_pb2.FINISH_REASON_DEADLINE,
     FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
 }
+
+
+# Alternatives of a token that may be asked for.
+MAX_LOGPROBS = 20
 
 
 class InvalidSubmit(ValueError):
@@ -70,6 +74,8 @@ class RouterStream:
         self._credit = 0
         self._replies: deque[worker_pb2.WorkerMessage] = deque()
         self._rows: dict[Slot, tuple[int, list[int]]] = {}
+        self._logprobs: list[worker_pb2.RowLogprobs] = []
+        self._prompt_logprobs: list[worker_pb2.RowLogprobs] = []
         self._admitted: list[worker_pb2.Admitted] = []
         self._finished: list[worker_pb2.FinishedSlot] = []
         self._step = 0
@@ -146,7 +152,7 @@ class RouterStream:
         return Sequence(
             request_id=submit.request_id,
             tokens=token_array(prompt),
-            sampling=_sampling(submit.sampling),
+            sampling=_sampling(submit, self._limits.vocab_size),
             max_tokens=submit.max_tokens,
             stop_token_ids=frozenset(submit.stop_token_ids),
             num_emitted=submit.num_emitted,
@@ -183,6 +189,24 @@ class RouterStream:
         slot = self._slots.get(seq)
         if slot is not None:
             self._rows.setdefault(slot, (first_index, []))[1].extend(token_ids)
+
+    def logprobs(self, seq: Sequence, first_index: int, rows: list[TokenLogprobs], of_prompt: bool) -> None:
+        """Log-probabilities of consecutive output or prompt tokens."""
+        slot = self._slots.get(seq)
+        if slot is not None:
+            (self._prompt_logprobs if of_prompt else self._logprobs).append(
+                worker_pb2.RowLogprobs(
+                    slot=slot.number,
+                    generation=slot.generation,
+                    first_index=first_index,
+                    logprobs=sampling_pb2.Logprobs(
+                        logprobs=[row.logprob for row in rows],
+                        top_count=len(rows[0].top_ids),
+                        top_token_ids=[token_id for row in rows for token_id in row.top_ids],
+                        top_logprobs=[logprob for row in rows for logprob in row.top_logprobs],
+                    ),
+                )
+            )
 
     def finished(self, seq: Sequence, error: str = "") -> None:
         """The sequence ended."""
@@ -242,23 +266,58 @@ class RouterStream:
             first_indices=[first for first, _ in rows.values()],
             counts=[len(ids) for _, ids in rows.values()],
             token_ids=[token_id for _, ids in rows.values() for token_id in ids],
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
             admitted=self._admitted,
             finished=self._finished,
             load=self._load,
         )
-        self._rows, self._admitted, self._finished = {}, [], []
+        self._rows, self._logprobs, self._prompt_logprobs, self._admitted, self._finished = {}, [], [], [], []
         return batch
 
 
-def _sampling(wire: sampling_pb2.SamplingParams) -> SamplingParams:
+def _sampling(submit: worker_pb2.Submit, vocab_size: int) -> SamplingParams:
+    wire = submit.sampling
     for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
         if not wire.HasField(name):
             raise InvalidSubmit(f"sampling.{name} is missing; the router resolves every default")
-    ranges = {"temperature": (0, 100), "top_p": (1e-9, 1), "min_p": (0, 1)}
+    params = SamplingParams(
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=wire.top_k,
+        min_p=wire.min_p,
+        seed=wire.seed,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        repetition_penalty=wire.repetition_penalty if wire.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(wire.logit_bias.items()),
+        allowed_token_ids=tuple(dict.fromkeys(wire.allowed_token_ids)),
+        bad_words=tuple(tuple(word.token_ids) for word in submit.bad_words),
+        min_tokens=submit.min_tokens,
+        logprobs=submit.logprobs if submit.HasField("logprobs") else None,
+        prompt_logprobs=submit.prompt_logprobs if submit.HasField("prompt_logprobs") else None,
+    )
+    ranges = {
+        "temperature": (0, 100),
+        "top_p": (1e-9, 1),
+        "min_p": (0, 1),
+        "presence_penalty": (-100, 100),
+        "frequency_penalty": (-100, 100),
+        "repetition_penalty": (1e-3, 1e3),
+    }
     for name, (low, high) in ranges.items():
-        value = getattr(wire, name)
+        value = getattr(params, name)
         if not (math.isfinite(value) and low <= value <= high):
             raise InvalidSubmit(f"sampling.{name} is {value}; wanted {low} to {high}")
-    return SamplingParams(
-        temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k, min_p=wire.min_p, seed=wire.seed
-    )
+    if not all(math.isfinite(value) for _, value in params.logit_bias):
+        raise InvalidSubmit("sampling.logit_bias has a value that is not finite")
+    if not all(params.bad_words):
+        raise InvalidSubmit("bad_words has an empty word")
+    named = [token for token, _ in params.logit_bias] + list(params.allowed_token_ids)
+    named += [token for word in params.bad_words for token in word] + list(submit.stop_token_ids)
+    if any(token >= vocab_size for token in named):
+        raise InvalidSubmit(f"a field names token {max(named)}; the vocabulary has {vocab_size}")
+    for top_count in (params.logprobs, params.prompt_logprobs):
+        if top_count is not None and top_count > min(MAX_LOGPROBS, vocab_size):
+            raise InvalidSubmit(f"{top_count} alternatives are more than {min(MAX_LOGPROBS, vocab_size)}")
+    return params

@@ -14,7 +14,57 @@ from dataclasses import dataclass, field
 
 from protos.prefix import extend_chain
 from worker.block_pool import BlockPool
-from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, token_array
+from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, TokenLogprobs, token_array
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """How one token is sampled: parameters, its output index, and tokens that it must not be."""
+
+    params: SamplingParams
+    index: int
+    banned: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The known tokens of a sequence with penalties, for the counts that the device keeps for its row."""
+
+    row: int
+    prompt: "array[int]"
+    output: "array[int]"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """A chunk of a prompt whose log-probabilities are wanted.
+
+    Attributes:
+        sequence: index in the plan.
+        first: prompt index of the first target.
+        targets: consecutive prompt tokens; each is predicted by the computed token before it.
+        top_count: alternatives to report.
+    """
+
+    sequence: int
+    first: int
+    targets: "array[int]"
+    top_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step computed for the host, in the order of its plan's columns.
+
+    Attributes:
+        ids: of ``samples``.
+        logprobs: of ``samples``; None where they were not asked for.
+        prompt_logprobs: of ``prompt_logprobs``, one entry for each target.
+    """
+
+    ids: list[int]
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -31,7 +81,9 @@ class StepPlan:
         token_ids: ids of all tokens to compute, one sequence after another; 0 where the id is still on the device.
         device_tokens: indices into ``token_ids`` whose id is the last one sampled for the row.
         samples: indices of the sequences that get a next token.
-        sampling: their parameters, and the output index of that token.
+        sampling: how, for each of them.
+        histories: sequences with penalties that were given their row in this step.
+        prompt_logprobs: indices of the sequences of which the computed tokens' log-probabilities are wanted.
         admitted: sequences that run for the first time.
     """
 
@@ -44,7 +96,9 @@ class StepPlan:
     token_ids: "array[int]" = field(default_factory=token_array)
     device_tokens: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    sampling: list[tuple[SamplingParams, int]] = field(default_factory=list)
+    sampling: list[SampleRow] = field(default_factory=list)
+    histories: list[History] = field(default_factory=list)
+    prompt_logprobs: list[PromptRow] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
 
 
@@ -55,12 +109,16 @@ class StepOutput:
     Attributes:
         number: the step.
         tokens: (sequence, output index of the first id, ids).
+        logprobs: (sequence, output index of the first, one for each id) where they were asked for.
+        prompt_logprobs: (sequence, prompt index of the first, consecutive ones).
         admitted: sequences that ran for the first time; their ``num_cached_tokens`` is known.
         finished: sequences that ended, their reason set and their blocks given back.
     """
 
     number: int
     tokens: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)
+    logprobs: list[tuple[Sequence, int, list[TokenLogprobs]]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Sequence, int, list[TokenLogprobs]]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
 
@@ -124,8 +182,9 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         work: dict[Sequence, int] = {}
         admitted: list[Sequence] = []
+        started: list[Sequence] = []
 
-        ready = [seq for seq in self.running if seq.wants_tokens]
+        ready = [seq for seq in self.running if seq.wants_tokens and not self._must_wait(seq)]
         decodes = [seq for seq in ready if seq.total_len - seq.num_computed == 1]
         prefills = [seq for seq in ready if seq.total_len - seq.num_computed > 1]
         for seq in (*decodes, *prefills):
@@ -141,26 +200,34 @@ class Scheduler:
                 break
             if first_run:
                 admitted.append(seq)
+            started.append(seq)
             work[seq] = self._advance(seq, budget)
             budget -= work[seq]
 
         if not work:
             return None
         self._step += 1
-        return self._write(work, admitted)
+        return self._write(work, admitted, started)
 
-    def settle(self, plan: StepPlan, sampled: list[int]) -> StepOutput:
-        """Takes in the ids that a step sampled.
+    def settle(self, plan: StepPlan, sampled: Sampled) -> StepOutput:
+        """Takes in what a step computed.
 
         Args:
             plan: the step; steps are settled in order.
-            sampled: an id for each of ``plan.samples``.
+            sampled: in the order of the plan's columns.
         """
         output = StepOutput(plan.number, admitted=[seq for seq in plan.admitted if not seq.finished])
-        for index, token_id in zip(plan.samples, sampled, strict=True):
+        for wanted, found in zip(plan.prompt_logprobs, sampled.prompt_logprobs, strict=True):
+            seq = plan.sequences[wanted.sequence]
+            if not seq.finished:
+                output.prompt_logprobs.append((seq, wanted.first, found))
+        for place, (index, token_id) in enumerate(zip(plan.samples, sampled.ids, strict=True)):
             seq = plan.sequences[index]
             if seq.finished:
                 continue
+            logprobs = sampled.logprobs[place] if sampled.logprobs else None
+            if logprobs is not None:
+                output.logprobs.append((seq, seq.num_output, [logprobs]))
             output.tokens.append((seq, seq.num_output, [token_id]))
             seq.tokens.append(token_id)
             seq.num_pending -= 1
@@ -180,7 +247,8 @@ class Scheduler:
             return False
         self._name_blocks(seq)
         # At least one token must be computed, for its logits.
-        cached = self.pool.match(seq.block_names[: (seq.total_len - 1) // self.block_size])
+        reusable = (seq.total_len - 1) // self.block_size if seq.reads_prefix_cache else 0
+        cached = self.pool.match(seq.block_names[:reusable])
         missing = self._blocks_for(seq.total_len) - len(cached)
         if missing > self.pool.num_available - self.pool.num_unreferenced(cached):
             return False
@@ -225,7 +293,7 @@ class Scheduler:
         self._commit(seq)
         return count
 
-    def _write(self, work: dict[Sequence, int], admitted: list[Sequence]) -> StepPlan:
+    def _write(self, work: dict[Sequence, int], admitted: list[Sequence], started: list[Sequence]) -> StepPlan:
         """Lays the step out in columns."""
         plan = StepPlan(self._step, admitted=admitted)
         for seq, count in sorted(work.items(), key=lambda item: item[1] > 1):
@@ -241,9 +309,26 @@ class Scheduler:
                 plan.token_ids.append(0)
             if end == seq.total_len:
                 plan.samples.append(len(plan.sequences) - 1)
-                plan.sampling.append((seq.sampling, seq.num_output + seq.num_pending))
+                plan.sampling.append(SampleRow(seq.sampling, seq.num_output + seq.num_pending, seq.banned_tokens()))
                 seq.num_pending += 1
+            if seq.sampling.prompt_logprobs is not None and seq.num_prompt_logprobs < seq.num_prompt_tokens:
+                # After a preemption, what was reported is computed again but not reported again.
+                first = max(start + 1, seq.num_prompt_logprobs)
+                targets = seq.tokens[first : min(end + 1, seq.num_prompt_tokens)]
+                if targets:
+                    seq.num_prompt_logprobs = first + len(targets)
+                    row = PromptRow(len(plan.sequences) - 1, first, targets, seq.sampling.prompt_logprobs)
+                    plan.prompt_logprobs.append(row)
+        for seq in started:
+            if seq.sampling.has_penalties:
+                output_start = seq.num_prompt_tokens - seq.num_emitted
+                plan.histories.append(History(seq.row, seq.tokens[:output_start], seq.tokens[output_start:]))
         return plan
+
+    @staticmethod
+    def _must_wait(seq: Sequence) -> bool:
+        """Whether the next token's rules depend on one that the host does not know yet."""
+        return seq.num_pending > 0 and seq.sampling.needs_known_tokens
 
     def _preempt(self, seq: Sequence) -> None:
         """Takes a running sequence's blocks and puts it back to the front of the queue, to be computed again.

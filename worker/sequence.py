@@ -7,13 +7,48 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen; zeros (and top_p 1) switch a filter off. ``temperature`` 0 is greedy."""
+    """How the next token is chosen; the defaults switch everything off. ``temperature`` 0 is greedy.
+
+    Attributes:
+        logit_bias: (token id, value added to its logit).
+        allowed_token_ids: when not empty, all other tokens are impossible.
+        bad_words: token sequences that the output may not contain.
+        min_tokens: stop tokens are impossible before this many output tokens.
+        logprobs, prompt_logprobs: alternatives to report for each output or prompt token; None reports nothing.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether the next token cannot be chosen before the host knows the last one."""
+        return any(len(word) > 1 for word in self.bad_words)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One token's log-probability, and the likeliest alternatives' ids and log-probabilities, likeliest first."""
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
 
 
 class SequenceStatus(Enum):
@@ -55,6 +90,7 @@ class Sequence:
         num_computed: tokens whose keys and values are in the cache once all launched steps have run.
         num_pending: tokens sampled by launched steps whose ids the host does not know yet (0 or 1).
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran.
+        num_prompt_logprobs: prompt tokens whose log-probabilities were planned; the first one, which has none, counts.
         row: its place in the device's per-sequence buffers while it runs, else -1.
     """
 
@@ -75,6 +111,7 @@ class Sequence:
     num_computed: int = 0
     num_pending: int = 0
     num_cached_tokens: int | None = None
+    num_prompt_logprobs: int = 1
     row: int = -1
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -96,6 +133,23 @@ class Sequence:
     def wants_tokens(self) -> bool:
         """Whether it needs another step even if no pending token ends it."""
         return self.num_output + self.num_pending < self.max_tokens
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether a cached prefix may stand in for its prompt: not when the prompt's logits are wanted."""
+        return self.sampling.prompt_logprobs is None
+
+    def banned_tokens(self) -> list[int]:
+        """Token ids that must not come next; needs all tokens to be known if there are long bad words."""
+        banned: list[int] = []
+        if self.num_output + self.num_pending < self.sampling.min_tokens:
+            banned += self.stop_token_ids
+        output_start = self.num_prompt_tokens - self.num_emitted
+        for word in self.sampling.bad_words:
+            start = len(self.tokens) - len(word) + 1
+            if len(word) == 1 or (start >= output_start and tuple(self.tokens[start:]) == word[:-1]):
+                banned.append(word[-1])
+        return list(dict.fromkeys(banned))
 
     @property
     def finished(self) -> bool:

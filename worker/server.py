@@ -133,6 +133,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def _on_output(self, output: StepOutput, load: worker_pb2.Load) -> None:
         for seq in output.admitted:
             self._owners[seq].admitted(seq)
+        for seq, first_index, rows in output.prompt_logprobs:
+            self._owners[seq].logprobs(seq, first_index, rows, of_prompt=True)
+        for seq, first_index, rows in output.logprobs:
+            self._owners[seq].logprobs(seq, first_index, rows, of_prompt=False)
         for seq, first_index, token_ids in output.tokens:
             self._owners[seq].tokens(seq, first_index, token_ids)
         for seq in output.finished:

@@ -67,7 +67,7 @@ def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:
         max_num_batched_tokens,
         config.long_prefill_token_threshold,
     )
-    runner = ModelRunner(model, cache, max_num_seqs, device)
+    runner = ModelRunner(model, cache, max_num_seqs, model_config.vocab_size, device)
     async_scheduling = not on_cpu if config.async_scheduling is None else config.async_scheduling
     engine = Engine(scheduler, runner, async_scheduling)
     _warm_up(engine, min(max_num_batched_tokens, max_model_len - 1))

@@ -1,12 +1,14 @@
 """Turns a step's plan, which is lists, into the tensors that the model reads: the only place that does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from kernels.attention import AttentionBatch
+from kernels.logit_adjustments import Entries, LogitAdjustments, Penalties
 from kernels.sampling import SamplingBatch, random_key
-from worker.scheduler import StepPlan
+from worker.scheduler import SampleRow, StepPlan
 from worker.sequence import SamplingParams
 
 
@@ -19,7 +21,6 @@ class StepInput:
         attention: where keys go and what each query sees.
         sample_tokens: [samples] int64: the tokens whose hidden states give logits.
         sample_rows: [samples] int64: the rows that keep the sampled ids.
-        sampling: the samples' parameters.
     """
 
     token_ids: torch.Tensor
@@ -27,7 +28,6 @@ class StepInput:
     attention: AttentionBatch
     sample_tokens: torch.Tensor
     sample_rows: torch.Tensor
-    sampling: SamplingBatch
 
 
 def build_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int) -> StepInput:
@@ -72,29 +72,23 @@ def build_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int)
         attention=attention,
         sample_tokens=ends[tensor(plan.samples)] - 1,
         sample_rows=tensor([plan.rows[index] for index in plan.samples]),
-        sampling=build_sampling(plan.sampling, device),
     )
 
 
-def build_sampling(rows: list[tuple[SamplingParams, int]], device: torch.device) -> SamplingBatch:
+def build_sampling(rows: list[SampleRow], device: torch.device) -> SamplingBatch:
     """The rows' parameters as tensors, leaving out those that no row uses.
 
     Args:
-        rows: each row's parameters and the output index of the token to sample.
+        rows: how each row is sampled.
         device: where the logits are.
     """
-    if all(params.temperature == 0 for params, _ in rows):
+    if all(row.params.temperature == 0 for row in rows):
         return SamplingBatch()
-    keys = [random_key(params.seed, index) for params, index in rows]
-
-    def integers(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
-    def floats(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)
-
+    keys = [random_key(row.params.seed, row.index) for row in rows]
     # A greedy row's filters change nothing.
-    active = [params if params.temperature else SamplingParams(temperature=0) for params, _ in rows]
+    active = [row.params if row.params.temperature else SamplingParams(temperature=0) for row in rows]
+    floats = partial(torch.tensor, dtype=torch.float32, device=device)
+    integers = partial(torch.tensor, dtype=torch.int64, device=device)
     return SamplingBatch(
         temperature=floats([params.temperature for params in active]),
         top_k=integers([params.top_k for params in active]) if any(params.top_k for params in active) else None,
@@ -103,3 +97,32 @@ def build_sampling(rows: list[tuple[SamplingParams, int]], device: torch.device)
         key_low=integers([low for low, _ in keys]),
         key_high=integers([high for _, high in keys]),
     )
+
+
+def build_adjustments(
+    rows: list[SampleRow], penalties: Penalties | None, device: torch.device
+) -> LogitAdjustments | None:
+    """The rows' rules for single logits as tensors; None when no row has any.
+
+    Args:
+        rows: how each row is sampled.
+        penalties: of those rows that have them.
+        device: where the logits are.
+    """
+    bias = [(place, token, value) for place, row in enumerate(rows) for token, value in row.params.logit_bias]
+    allowed = [(place, token) for place, row in enumerate(rows) for token in row.params.allowed_token_ids]
+    banned = [(place, token) for place, row in enumerate(rows) for token in row.banned]
+    if not (bias or allowed or banned or penalties):
+        return None
+
+    def entries(pairs: list[tuple[int, int]]) -> Entries | None:
+        if not pairs:
+            return None
+        columns = torch.tensor(pairs, dtype=torch.int64, device=device).T
+        return Entries(columns[0], columns[1])
+
+    biased = entries([(place, token) for place, token, _ in bias])
+    if biased is not None:
+        values = torch.tensor([value for _, _, value in bias], dtype=torch.float32, device=device)
+        biased = replace(biased, values=values)
+    return LogitAdjustments(bias=biased, allowed=entries(allowed), banned=entries(banned), penalties=penalties)

@@ -5,7 +5,7 @@ reads the whole context back through the block table. A token written to the wro
 preemption or shared with the wrong prefix changes the output.
 """
 
-from worker.scheduler import StepPlan
+from worker.scheduler import Sampled, StepPlan
 
 VOCAB = 50
 STOP = 7
@@ -23,8 +23,8 @@ class Launched:
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
 
-    def sampled(self) -> list[int]:
-        return self._ids
+    def sampled(self) -> Sampled:
+        return Sampled(self._ids)
 
 
 class FakeRunner:

@@ -1,0 +1,75 @@
+"""Which tokens each row's sequence has had, kept on the device for penalties."""
+
+import torch
+
+from kernels.logit_adjustments import Penalties
+from worker.scheduler import History, SampleRow
+
+
+class TokenHistory:
+    """Per row: the prompt's tokens, and how often each token is in the output.
+
+    The memory, five bytes a row and token of the vocabulary, is taken when the first sequence with penalties comes.
+
+    Args:
+        max_num_seqs: rows.
+        vocab_size: tokens.
+        device: where the logits are.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._shape = (max_num_seqs, vocab_size)
+        self._device = device
+        self._prompt_seen: torch.Tensor | None = None
+        self._output_counts: torch.Tensor | None = None
+
+    def begin(self, histories: list[History]) -> None:
+        """Fills the rows of sequences that begin or come back."""
+        for history in histories:
+            prompt_seen, output_counts = self._buffers()
+            prompt_seen[history.row] = False
+            prompt_seen[history.row, self._tensor(history.prompt.tolist())] = True
+            output = self._tensor(history.output.tolist())
+            output_counts[history.row] = torch.bincount(output, minlength=self._shape[1])
+
+    def penalties(self, rows: list[SampleRow], row_numbers: list[int]) -> Penalties | None:
+        """The penalties of a step's samples; None when no sample has any.
+
+        Args:
+            rows: the samples.
+            row_numbers: their rows.
+        """
+        places = [place for place, row in enumerate(rows) if row.params.has_penalties]
+        if not places:
+            return None
+        prompt_seen, output_counts = self._buffers()
+        held = self._tensor([row_numbers[place] for place in places])
+
+        def column(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+        return Penalties(
+            rows=self._tensor(places),
+            prompt_seen=prompt_seen[held],
+            output_counts=output_counts[held],
+            presence=column([rows[place].params.presence_penalty for place in places]),
+            frequency=column([rows[place].params.frequency_penalty for place in places]),
+            repetition=column([rows[place].params.repetition_penalty for place in places]),
+        )
+
+    def count(self, rows: list[SampleRow], row_numbers: list[int], ids: torch.Tensor) -> None:
+        """Counts the sampled ids, [samples] int64, of samples with penalties. The host need not know the ids."""
+        places = [place for place, row in enumerate(rows) if row.params.has_penalties]
+        if places:
+            _, output_counts = self._buffers()
+            held = self._tensor([row_numbers[place] for place in places])
+            output_counts[held, ids[self._tensor(places)]] += 1
+
+    def _buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._prompt_seen is None or self._output_counts is None:
+            self._prompt_seen = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+            self._output_counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+        return self._prompt_seen, self._output_counts
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
