@@ -13,10 +13,13 @@ MAX_CHOICES = 8
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 256
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 64
 # The documented default of the older endpoint; chat goes on until the context is full.
 DEFAULT_COMPLETION_TOKENS = 16
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,8})$")]
 Count = Annotated[int, Field(ge=1, lt=2**32)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
@@ -130,12 +133,15 @@ class GenerateBody(Body):
     stream_options: StreamOptions | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    # Keys are token ids, written as strings as JSON demands.
+    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MAX_BIASES)] | None = None
     response_format: ResponseFormat | None = None
 
     top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_BIASES)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -105,6 +105,11 @@ def _request(body: GenerateBody, request_id: str, max_tokens: int | None) -> inf
         min_p=body.min_p,
         # The wire has no sign; clients may send one.
         seed=None if body.seed is None else body.seed % 2**64,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias={int(token): value for token, value in (body.logit_bias or {}).items()},
+        allowed_token_ids=body.allowed_token_ids,
     )
     stopping = sampling_pb2.StopConditions(
         max_tokens=max_tokens,
@@ -112,6 +117,8 @@ def _request(body: GenerateBody, request_id: str, max_tokens: int | None) -> inf
         stop_token_ids=body.stop_token_ids,
         ignore_eos=bool(body.ignore_eos),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        min_tokens=body.min_tokens,
+        bad_words=body.bad_words,
     )
     return inference_pb2.GenerateRequest(
         request_id=request_id,

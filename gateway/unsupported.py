@@ -26,11 +26,6 @@ def _one_of(*values: Any) -> Harmless:
 
 
 _GENERATE: Mapping[str, Harmless] = {
-    "logit_bias": _empty,
-    "presence_penalty": _one_of(0),
-    "frequency_penalty": _one_of(0),
-    "repetition_penalty": _one_of(1),
-    "min_tokens": _one_of(0),
     "response_format": lambda value: value.type == "text",
     "structured_outputs": _empty,
     "guided_json": _never,
@@ -38,8 +33,6 @@ _GENERATE: Mapping[str, Harmless] = {
     "guided_choice": _never,
     "guided_grammar": _never,
     "prompt_logprobs": _never,
-    "bad_words": _empty,
-    "allowed_token_ids": _never,
     "truncate_prompt_tokens": _never,
     "use_beam_search": _one_of(False),
 }

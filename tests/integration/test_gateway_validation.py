@@ -155,6 +155,15 @@ BAD_FIELDS = [
     ("cache_salt", "", "cache_salt"),
     ("add_generation_prompt", 1, "add_generation_prompt"),
     ("logit_bias", [1], "logit_bias"),
+    ("logit_bias", {"word": 1}, "logit_bias.word"),
+    ("logit_bias", {"-1": 1}, "logit_bias.-1"),
+    ("logit_bias", {str(token): 0 for token in range(1025)}, "logit_bias"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("repetition_penalty", 2.5, "repetition_penalty"),
+    ("allowed_token_ids", [], "allowed_token_ids"),
+    ("allowed_token_ids", ["a"], "allowed_token_ids.0"),
+    ("bad_words", [""], "bad_words.0"),
+    ("bad_words", ["a"] * 65, "bad_words"),
     ("logit_bias", {"10": "x"}, "logit_bias.10"),
     ("response_format", "json", "response_format"),
     ("tools", "none", "tools"),
@@ -207,11 +216,6 @@ def test_missing_prompt(client):
 
 # What would change the result and is not built yet.
 UNSUPPORTED = [
-    ("logit_bias", {"5": 1}),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -0.5),
-    ("repetition_penalty", 1.1),
-    ("min_tokens", 2),
     ("response_format", {"type": "json_object"}),
     ("structured_outputs", {"regex": "a"}),
     ("guided_json", {}),
@@ -219,8 +223,6 @@ UNSUPPORTED = [
     ("guided_choice", ["a"]),
     ("guided_grammar", "root"),
     ("prompt_logprobs", 1),
-    ("bad_words", ["a"]),
-    ("allowed_token_ids", [1]),
     ("truncate_prompt_tokens", 5),
     ("use_beam_search", True),
 ]

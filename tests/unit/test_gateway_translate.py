@@ -50,13 +50,18 @@ def test_every_field_arrives():
     request = chat(
         temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, seed=9, n=3, max_tokens=11, stop=["a", "b"],
         stop_token_ids=[4, 5], ignore_eos=True, include_stop_str_in_output=True, cache_salt="salt", stream=True,
-        add_generation_prompt=False,
+        add_generation_prompt=False, presence_penalty=-0.5, frequency_penalty=0.25, repetition_penalty=1.5,
+        logit_bias={"17": -100, "0": 2.5}, allowed_token_ids=[17, 0], bad_words=["no", "not this"], min_tokens=3,
     )  # fmt: skip
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (
         0.5, 0.25, 7, 0.125, 9,
     )  # fmt: skip
     assert (stopping.max_tokens, list(stopping.stop), list(stopping.stop_token_ids)) == (11, ["a", "b"], [4, 5])
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-0.5, 0.25, 1.5)
+    assert dict(sampling.logit_bias) == {17: -100, 0: 2.5}
+    assert list(sampling.allowed_token_ids) == [17, 0]
+    assert (list(stopping.bad_words), stopping.min_tokens) == (["no", "not this"], 3)
     assert stopping.ignore_eos
     assert stopping.include_stop_str_in_output
     assert (request.n, request.cache_salt, request.output.final_only) == (3, "salt", False)
