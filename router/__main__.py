@@ -1,4 +1,4 @@
-"""``python -m router``: the router process, from its flags to its exit status."""
+"""``python -m router``: one router process, from its flags to its exit status."""
 
 import asyncio
 import logging
@@ -14,19 +14,28 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2, inference_pb2_grpc
 from protos.channel import SERVER_OPTIONS
+from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
 from router.fleet import Fleet
+from router.policy import POLICIES
+from router.prompt_encoder import PromptEncoder
+from router.scheduler import Scheduler
 from router.server import InferenceServicer
-from router.tokenizer import TokenizerError, load_tokenizer
+from router.tokenizer import Tokenizer
+from router.tokenizer_loading import load_tokenizer
 
 logger = logging.getLogger("router")
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+# Seconds for the last statuses to reach their clients.
+_LAST_WORDS_S = 1.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the router until a signal. Returns the process's exit status."""
+    """Runs a router until a signal. Returns the process's exit status."""
     try:
         config = parse_args(argv)
     except ConfigError as error:
@@ -39,71 +48,96 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def serve(config: RouterConfig) -> int:
-    """Loads the tokenizer, binds the port, and serves until SIGTERM or SIGINT.
+    """Loads the tokenizer and serves until SIGTERM or SIGINT.
 
     Returns:
-        0 after a clean stop, 1 when the tokenizer or the port cannot be had.
+        0 after a clean stop, 1 when the port or the model's files cannot be used; then a line in the log says why.
     """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
-    try:
-        tokenizer = load_tokenizer(config.tokenizer or config.model, config.chat_template)
-    except TokenizerError as error:
-        logger.error("%s", error)
-        return 1
-
-    fleet = Fleet(config.worker_urls, tokenizer.vocab_size, config.worker_timeout)
-    servicer = InferenceServicer(config, tokenizer, fleet)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
-    health = health_aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE), server)
-    address = f"{config.host}:{config.port}"
     try:
-        port = server.add_insecure_port(address)
+        port = server.add_insecure_port(f"{config.host}:{config.port}")
     except RuntimeError:
-        logger.error("cannot listen on %s: the port is in use or the address is not this machine's", address)
+        logger.error(
+            "cannot listen on %s:%d: the port is in use or the address is not this machine's", config.host, config.port
+        )
         return 1
-    await health.set("", health_pb2.HealthCheckResponse.SERVING)
-    await health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
-    await server.start()
-    logger.info("listening on %s:%d for %s", config.host, port, ", ".join(config.served_model_name))
-
-    changed = asyncio.Event()
-
-    def on_change() -> None:
-        servicer.bind()
-        changed.set()
-
-    fleet.on_change = on_change
-    tasks = [
-        asyncio.create_task(fleet.run(), name="fleet"),
-        asyncio.create_task(_follow_readiness(fleet, health, changed), name="readiness"),
-    ]
-    stopping = asyncio.create_task(stop.wait())
-    done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    failed = stopping not in done
-    for task in done & set(tasks):
-        logger.error("the router's %s ended", task.get_name(), exc_info=task.exception())
+    tokenizer = await _load(config, stop)
+    if tokenizer is None:
+        return 1
+    router = Router(config, tokenizer, server)
+    await router.start()
+    logger.info("listening on %s:%d, model %s", config.host, port, ", ".join(config.model_names))
+    await stop.wait()
     logger.info("shutting down")
-    tasks[1].cancel()
-    await health.enter_graceful_shutdown()
-    await servicer.drain(0.0 if failed else config.shutdown_timeout)
-    await server.stop(1.0)
-    tasks[0].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return 1 if failed else 0
+    await router.stop(config.shutdown_timeout)
+    return 0
 
 
-async def _follow_readiness(fleet: Fleet, health: health_aio.HealthServicer, changed: asyncio.Event) -> None:
-    """Says SERVING while at least one worker is ready."""
-    while True:
-        status = health_pb2.HealthCheckResponse.SERVING if fleet.ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        await health.set(SERVICE, status)
-        changed.clear()
-        await changed.wait()
+class Router:
+    """The parts of one router, put together around a gRPC server that is not started yet."""
+
+    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, server: grpc.aio.Server) -> None:
+        self._server = server
+        self._readiness = asyncio.Event()
+        self._fleet = Fleet(config.worker_urls, tokenizer.model_vocab_size, config.worker_timeout)
+        queue = WaitingQueue(config.max_num_queued_reqs)
+        self._scheduler = Scheduler(
+            self._fleet, queue, POLICIES[config.policy](), config.max_queue_wait, self._readiness.set
+        )
+        self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
+        self._inference = InferenceServicer(
+            config.model_names, tokenizer, self._encoder, self._fleet, queue, self._scheduler
+        )
+        self._health = health_aio.HealthServicer()
+        inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        self._health_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Answers calls from here on, and connects to the workers."""
+        await self._health.set("", _SERVING)
+        await self._health.set(SERVICE, _NOT_SERVING)
+        await self._server.start()
+        self._health_task = asyncio.create_task(self._tell_readiness(), name="health")
+        self._fleet.start(self._scheduler)
+
+    async def stop(self, grace: float) -> None:
+        """Gives running requests ``grace`` seconds, then ends everything."""
+        if self._health_task is not None:
+            self._health_task.cancel()
+        await self._health.enter_graceful_shutdown()
+        await self._inference.drain(grace)
+        await self._server.stop(_LAST_WORDS_S)
+        await self._fleet.stop()
+        self._encoder.close()
+
+    async def _tell_readiness(self) -> None:
+        """The health service's answer follows the workers."""
+        while True:
+            await self._readiness.wait()
+            self._readiness.clear()
+            await self._health.set(SERVICE, _SERVING if self._fleet.ready_count else _NOT_SERVING)
+
+
+async def _load(config: RouterConfig, stop: asyncio.Event) -> Tokenizer | None:
+    """The tokenizer, or None when it cannot be had; then the reason was logged in one line."""
+    loading = asyncio.create_task(
+        asyncio.to_thread(load_tokenizer, config.tokenizer or config.model, config.chat_template)
+    )
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        os._exit(0)  # a thread that loads cannot be interrupted, and nothing was promised to anyone yet
+    stopping.cancel()
+    try:
+        return loading.result()
+    except ConfigError as error:
+        logger.error("%s", error)
+        return None
 
 
 def _on_signal(stop: asyncio.Event) -> None:

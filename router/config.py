@@ -1,33 +1,35 @@
-"""The router's settings: flags parsed once into a frozen value. Standard library only."""
+"""The router's settings: flags with vLLM's names, parsed once into a frozen value. Knows only the standard library."""
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 PROG = "quire router"
 POLICIES = ("least_load", "round_robin")
 
 
 class ConfigError(ValueError):
-    """A setting is impossible; the message names the flag and says what to do."""
+    """A setting is impossible; the message names the flag or file and says what to do."""
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """All settings of the router process. See ``add_arguments`` for their meaning."""
+    """All settings of one router process. See ``add_arguments`` for their meaning; times are seconds."""
 
     model: Path
     worker_urls: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 50051
     served_model_name: tuple[str, ...] = ()
     tokenizer: Path | None = None
     chat_template: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 50051
     policy: str = "least_load"
     max_num_queued_reqs: int = 1024
     max_queue_wait: float = 60.0
+    tokenizer_threads: int = 4
     worker_timeout: float = 5.0
-    tokenizer_threads: int = 2
     shutdown_timeout: float = 30.0
     log_level: str = "info"
 
@@ -35,8 +37,9 @@ class RouterConfig:
     def from_args(cls, args: argparse.Namespace) -> "RouterConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
         values = {name: getattr(args, name) for name in cls.__dataclass_fields__}
-        values["worker_urls"] = tuple(url for text in args.worker_urls for url in text.split(",") if url)
-        values["served_model_name"] = tuple(args.served_model_name or (args.model.stem,))
+        urls = [url for given in args.worker_urls for url in given.split(",") if url]
+        values["worker_urls"] = tuple(dict.fromkeys(urls))
+        values["served_model_name"] = tuple(dict.fromkeys(args.served_model_name or ()))
         config = cls(**values)
         config.check()
         return config
@@ -44,65 +47,110 @@ class RouterConfig:
     def check(self) -> None:
         """Raises ConfigError when a value is out of range."""
         if not self.worker_urls:
-            raise ConfigError("--worker-urls names no worker; give at least one host:port")
+            raise ConfigError("--worker-urls names no worker; give HOST:PORT of at least one")
         for url in self.worker_urls:
             host, colon, port = url.rpartition(":")
-            if not (host and colon and port.isdigit()):
-                raise ConfigError(f"--worker-urls has {url!r}; wanted host:port")
-        if len(set(self.worker_urls)) != len(self.worker_urls):
-            raise ConfigError("--worker-urls names a worker twice")
+            if not (colon and host and port.isdecimal() and 0 < int(port) <= 65535):
+                raise ConfigError(f"--worker-urls has {url!r}; a worker is HOST:PORT, say 127.0.0.1:50061")
+        if "" in self.served_model_name:
+            raise ConfigError("--served-model-name has an empty name; leave the flag out for the model's own name")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port}; it must be 0 (any free port) to 65535")
         for name in ("max_num_queued_reqs", "tokenizer_threads"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
-        if self.chat_template is not None and not self.chat_template.is_file():
-            raise ConfigError(f"--chat-template is {self.chat_template}, which is no file")
+                raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
         for name in ("max_queue_wait", "worker_timeout"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be above 0 seconds")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be above 0 seconds")
+        if not 0 <= self.shutdown_timeout < math.inf:
+            raise ConfigError(f"--shutdown-timeout is {self.shutdown_timeout}; it must be 0 seconds or more")
+        for name in ("model", "tokenizer", "chat_template"):
+            path = getattr(self, name)
+            if path is not None and not path.exists():
+                raise ConfigError(f"{_flag(name)} is {path}: no such file or folder")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that clients may use for the model; the first is the one that answers carry."""
+        if self.served_model_name:
+            return self.served_model_name
+        path = self.model.resolve()
+        return (path.stem if path.suffix == ".gguf" else path.name,)
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> None:
-    """Adds the router's flags. ``listen=False`` leaves out those that ``quire serve`` sets itself."""
-    if listen:
-        group = parser.add_argument_group("router: address")
-        group.add_argument("--model", type=Path, required=True, help="folder or .gguf file with tokenizer and template")
-        group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
-        group.add_argument("--port", type=int, default=50051, help="gRPC port; 0 takes a free one (default 50051)")
-        group.add_argument(
-            "--worker-urls", nargs="+", required=True, metavar="HOST:PORT", help="workers, by space or comma"
-        )
-        group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that requests may use")
-        group.add_argument(
-            "--shutdown-timeout", type=float, default=30.0, metavar="S",
-            help="seconds that running requests get after SIGTERM (default %(default)s)",
-        )  # fmt: skip
-        group.add_argument(
-            "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default %(default)s"
-        )
-    group = parser.add_argument_group("router: tokenizer")
-    group.add_argument("--tokenizer", type=Path, metavar="PATH", help="take the tokenizer from here instead")
-    group.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja file instead of the model's template")
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the router's flags."""
+    default = RouterConfig(Path(), ())
+    group = parser.add_argument_group("router")
     group.add_argument(
-        "--tokenizer-threads", type=int, default=2, metavar="N", help="threads that tokenize (default %(default)s)"
+        "--model", type=Path, required=True, metavar="PATH",
+        help="the model's folder or .gguf file: its tokenizer, chat template and end-of-sequence tokens are read",
+    )  # fmt: skip
+    group.add_argument("--host", default=default.host, help="address to bind (default %(default)s)")
+    group.add_argument(
+        "--port", type=int, default=default.port, help="gRPC port; 0 takes a free one (default %(default)s)"
     )
-    group = parser.add_argument_group("router: routing")
-    group.add_argument("--policy", default="least_load", choices=POLICIES, help="how a worker is chosen (%(default)s)")
     group.add_argument(
-        "--max-num-queued-reqs", type=int, default=1024, metavar="N",
+        "--worker-urls", nargs="+", action="extend", required=True, metavar="HOST:PORT",
+        help="the workers' gRPC addresses, separated by spaces or commas; they need not be there yet",
+    )  # fmt: skip
+    group.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME",
+        help="names that clients use; several are aliases (default: the name of --model)",
+    )  # fmt: skip
+    group.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="folder or .gguf file to take the tokenizer from (default: --model)",
+    )
+    group.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="Jinja chat template to use instead of the model's own"
+    )
+    group.add_argument(
+        "--tokenizer-threads", type=int, default=default.tokenizer_threads, metavar="N",
+        help="threads that tokenize and render templates (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--policy", default=default.policy, choices=POLICIES,
+        help="which of several free workers gets a sequence (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-num-queued-reqs", type=int, default=default.max_num_queued_reqs, metavar="N",
         help="most requests that wait for a worker; more are refused (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--max-queue-wait", type=float, default=60.0, metavar="S",
-        help="seconds that a request waits before it is refused (default %(default)s)",
+        "--max-queue-wait", type=float, default=default.max_queue_wait, metavar="S",
+        help="seconds that a request waits for a worker before it is refused (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--worker-timeout", type=float, default=5.0, metavar="S",
-        help="seconds without an answer after which a worker counts as lost (default %(default)s)",
+        "--worker-timeout", type=float, default=default.worker_timeout, metavar="S",
+        help="seconds without a sign of life after which a worker counts as lost (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",
+        help="seconds that running requests get after SIGTERM (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--log-level", default=default.log_level, choices=("debug", "info", "warning", "error"),
+        help="least severe messages that are logged (default %(default)s)",
     )  # fmt: skip
 
 
 def parse_args(argv: list[str] | None = None) -> RouterConfig:
-    """Parses a command line. Raises ConfigError; argparse itself exits for unknown flags and ``--help``."""
-    parser = argparse.ArgumentParser(prog=PROG, description="Run the Quire router: tokenize, queue, route, detokenize.")
+    """Settings from the command line. Raises ConfigError for bad flags; ``--help`` exits."""
+    parser = _Parser(
+        prog=PROG, description="Serves the gRPC Inference service: tokenizes, queues, routes to workers, detokenizes."
+    )
     add_arguments(parser)
     return RouterConfig.from_args(parser.parse_args(argv))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """All bad settings end alike, also those that argparse finds."""
+        raise ConfigError(f"{message}; see {PROG} --help")

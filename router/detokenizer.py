@@ -1,129 +1,74 @@
-"""Turns the tokens of one sequence into text as they come, and finds stop strings in it.
+"""Turns one sequence's token ids into text as they come: whole characters, and nothing after a stop string."""
 
-The pieces put together are exactly what decoding all tokens at once gives, however the tokens are cut.
-"""
+from codecs import utf_8_decode
 
-import codecs
-from collections.abc import Sequence
-from typing import Protocol
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# A character is at most four bytes, each possibly a token of its own; a longer run that still ends in a replacement
-# character is not going to become whole.
-_LONGEST_CHARACTER = 8
+from router.stop_strings import StopMatch, StopMatcher, StopPatterns
+from router.token_bytes import TokenBytes
 
 
-class Detokenizer(Protocol):
-    """The text of one sequence, in pieces of whole characters."""
+class Detokenizer:
+    """The text of one sequence.
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
-
-    def flush(self) -> str:
-        """The text of an incomplete character at the end, as replacement characters."""
-
-
-class ByteDetokenizer:
-    """For vocabularies whose tokens are bytes: constant time a token.
+    However the ids are cut into pieces, the texts together are the text of all ids: bytes of an incomplete character
+    are kept until it is whole, and what may become a stop string is kept until it is decided.
 
     Args:
-        token_bytes: the bytes of each token id; empty for special tokens.
+        token_bytes: the tokenizer's table.
+        stops: the stop strings, or None.
+        keep_stop: a stop string stays at the end of the text.
     """
 
-    def __init__(self, token_bytes: list[bytes]) -> None:
-        self._bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    __slots__ = ("_keep_stop", "_matcher", "_rest", "_token_bytes", "stop_string")
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        table = self._bytes
-        return self._decoder.decode(b"".join([table[token_id] for token_id in token_ids]))
+    def __init__(self, token_bytes: TokenBytes, stops: StopPatterns | None = None, *, keep_stop: bool = False) -> None:
+        self._token_bytes = token_bytes
+        self._matcher = None if stops is None else StopMatcher(stops)
+        self._keep_stop = keep_stop
+        # The first bytes of an incomplete character.
+        self._rest = b""
+        # The stop string that ended the text.
+        self.stop_string: str | None = None
 
-    def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+    def push(self, token_ids: list[int]) -> tuple[str, int]:
+        """Takes the next ids.
 
-
-class WindowDetokenizer:
-    """For any vocabulary: decodes a short window twice and takes the difference, since a decoder may treat the first
-    token of a text differently.
-
-    Args:
-        decode: all tokens to text, special tokens left out.
-    """
-
-    def __init__(self, decode: "Decode") -> None:
-        self._decode = decode
-        self._window: list[int] = []
-        self._read = 0  # tokens of the window whose text is out
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        # One at a time, so that the pieces do not depend on the cut.
-        return "".join([self._push(token_id) for token_id in token_ids])
-
-    def _push(self, token_id: int) -> str:
-        self._window.append(token_id)
-        whole = self._decode(self._window)
-        if whole.endswith(_REPLACEMENT) and len(self._window) - self._read < _LONGEST_CHARACTER:
-            return ""
-        return self._advance(whole)
+        Returns:
+            Text to show, and how many of the ids belong to the sequence: all, unless a stop string ended it. Then
+            ``stop_string`` is set, and push must not be called again.
+        """
+        before = self._rest
+        data = before + self._token_bytes.join(token_ids)
+        text, used = utf_8_decode(data, "replace", False)
+        self._rest = data[used:]
+        if self._matcher is None:
+            return text, len(token_ids)
+        shown = self._matcher.push(text)
+        if isinstance(shown, str):
+            return shown, len(token_ids)
+        return self._stopped(shown), self._count_until(before, token_ids, shown.end)
 
     def flush(self) -> str:
-        return self._advance(self._decode(self._window)) if len(self._window) > self._read else ""
+        """The sequence ended: the rest of its text. May find a stop string in it, as ``push`` does."""
+        text = utf_8_decode(self._rest, "replace", True)[0]
+        self._rest = b""
+        if self._matcher is None:
+            return text
+        shown = self._matcher.push(text)
+        return self._stopped(shown) if isinstance(shown, StopMatch) else shown + self._matcher.flush()
 
-    def _advance(self, whole: str) -> str:
-        piece = whole[len(self._decode(self._window[: self._read])) :]
-        if piece:
-            self._window = self._window[self._read :]
-        self._read = len(self._window)
-        return piece
+    def _stopped(self, match: StopMatch) -> str:
+        self.stop_string = match.stop
+        self._rest = b""
+        return match.before + match.stop if self._keep_stop else match.before
 
-
-class Decode(Protocol):
-    """Token ids to text."""
-
-    def __call__(self, token_ids: list[int], /) -> str: ...
-
-
-class StopMatcher:
-    """Holds back text that may become a stop string, and cuts at the first one that is complete.
-
-    The stop string that is complete first wins; of two that are complete at the same character, the longer. So the
-    result is the same for every way of cutting the text.
-
-    Args:
-        stops: the strings, none empty.
-        include: keeps the matched string in the text.
-    """
-
-    def __init__(self, stops: Sequence[str], include: bool) -> None:
-        self._stops = tuple(stops)
-        self._include = include
-        self._longest = max(map(len, stops))
-        self._held = ""
-        self.matched: str | None = None
-
-    def push(self, text: str) -> str:
-        """The text that can go out; ``matched`` is set once a stop string was found, and nothing comes after it."""
-        if self.matched is not None:
-            return ""
-        text = self._held + text
-        ends = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if ends:
-            end, start, self.matched = min(ends)
-            self._held = ""
-            return text[: end if self._include else start]
-        keep = self._possible_start(text)
-        self._held = text[keep:]
-        return text[:keep]
-
-    def flush(self) -> str:
-        """The text held back, when the sequence ended otherwise."""
-        held, self._held = self._held, ""
-        return held
-
-    def _possible_start(self, text: str) -> int:
-        """Where the longest suffix begins that a stop string begins with."""
-        for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            suffix = text[start:]
-            if any(stop.startswith(suffix) for stop in self._stops):
-                return start
-        return len(text)
+    def _count_until(self, rest: bytes, token_ids: list[int], end: int) -> int:
+        """How many ids it takes to make the first ``end`` characters."""
+        characters = 0
+        for index, token_id in enumerate(token_ids):
+            data = rest + self._token_bytes.join([token_id])
+            text, used = utf_8_decode(data, "replace", False)
+            rest = data[used:]
+            characters += len(text)
+            if characters >= end:
+                return index + 1
+        return len(token_ids)

@@ -1,113 +1,113 @@
-"""What can go wrong with a request, and how each case is told over gRPC.
+"""What a call can fail with, and the one place that turns it into a gRPC status with google.rpc details.
 
-RequestError
-├── InvalidRequest     INVALID_ARGUMENT    a field is wrong; BadRequest names it
-│   └── ContextExceeded                    prompt and output do not fit the context
-├── UnknownModel       NOT_FOUND
-├── DuplicateRequest   ALREADY_EXISTS      a running request has this id
-├── QueueFull          RESOURCE_EXHAUSTED  RetryInfo says when to try again
-├── Unavailable        UNAVAILABLE         no worker is ready, or the request's worker was lost; RetryInfo
-├── Cancelled          CANCELLED           by the Cancel call
-├── DeadlineExceeded   DEADLINE_EXCEEDED
-└── InternalError      INTERNAL            our fault; the message has an id that the log has too
+::
+
+    RequestError
+    ├── InvalidArgument          INVALID_ARGUMENT    BadRequest names the field
+    │   └── ContextTooLong       INVALID_ARGUMENT    and ErrorInfo CONTEXT_LENGTH_EXCEEDED
+    ├── ModelNotFound            NOT_FOUND           ErrorInfo MODEL_NOT_FOUND
+    ├── RequestExists            ALREADY_EXISTS      ErrorInfo REQUEST_ID_IN_USE
+    ├── QueueFull                RESOURCE_EXHAUSTED  RetryInfo
+    ├── Unavailable              UNAVAILABLE         RetryInfo
+    ├── RequestCancelled         CANCELLED
+    ├── DeadlineExceeded         DEADLINE_EXCEEDED
+    └── InternalError            INTERNAL            the message is an id that the log has too
+
+Every message is written for the client. What Python says of an unforeseen exception goes to the log only.
 """
 
-import secrets
-from typing import Any, NoReturn
+import functools
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2, message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import ServicerContext
+from grpc_status import rpc_status
+
+logger = logging.getLogger(__name__)
 
 DOMAIN = "quire"
-_DETAILS_KEY = "grpc-status-details-bin"
+_RETRY_DELAY_S = 1
+
+Reply = TypeVar("Reply")
 
 
 class RequestError(Exception):
-    """A request cannot go on; the message is for its client."""
+    """A call that ends with a status other than OK; the message is for the client to read."""
 
-    code: grpc.StatusCode
+    code = grpc.StatusCode.UNKNOWN
+    retry = False
+    # What ErrorInfo says, for programs.
+    reason = ""
 
-    def details(self) -> list[message.Message]:
-        """google.rpc details beside the message."""
-        return []
+    def details(self) -> list[Message]:
+        """The google.rpc messages that go with the status."""
+        details: list[Message] = []
+        if self.reason:
+            details.append(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN))
+        if self.retry:
+            details.append(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=_RETRY_DELAY_S)))
+        return details
 
 
-class InvalidRequest(RequestError):
-    """A field is wrong.
-
-    Args:
-        field: its path in the request, such as ``stopping.max_tokens``.
-        description: what was wrong and what is wanted.
-    """
+class InvalidArgument(RequestError):
+    """A field of the request is wrong. ``field`` is its path, say ``chat.messages[0].role``; empty: not known."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
-    def __init__(self, field: str, description: str) -> None:
-        super().__init__(f"{field}: {description}")
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
         self.field = field
-        self.description = description
 
-    def details(self) -> list[message.Message]:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.description)
-        return [error_details_pb2.BadRequest(field_violations=[violation])]
-
-
-class ContextExceeded(InvalidRequest):
-    """Prompt and output do not fit the context."""
-
-    def details(self) -> list[message.Message]:
-        return [*super().details(), _reason("CONTEXT_LENGTH_EXCEEDED")]
+    def details(self) -> list[Message]:
+        if not self.field:
+            return super().details()
+        violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=str(self))
+        return [error_details_pb2.BadRequest(field_violations=[violation]), *super().details()]
 
 
-class UnknownModel(RequestError):
-    """The model is not served."""
+class ContextTooLong(InvalidArgument):
+    """Prompt and output do not fit the model's context."""
+
+    reason = "CONTEXT_LENGTH_EXCEEDED"
+
+
+class ModelNotFound(RequestError):
+    """The request names a model that is not served."""
 
     code = grpc.StatusCode.NOT_FOUND
-
-    def details(self) -> list[message.Message]:
-        return [_reason("MODEL_NOT_FOUND")]
+    reason = "MODEL_NOT_FOUND"
 
 
-class DuplicateRequest(RequestError):
+class RequestExists(RequestError):
     """A running request has this id."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
-
-    def details(self) -> list[message.Message]:
-        return [_reason("REQUEST_ID_IN_USE")]
+    reason = "REQUEST_ID_IN_USE"
 
 
 class QueueFull(RequestError):
-    """Too many requests wait, or this one waited too long.
-
-    Args:
-        text: for the client.
-        retry_after: seconds.
-    """
+    """Too many requests wait already, or this one waited too long."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    def __init__(self, text: str, retry_after: float) -> None:
-        super().__init__(text)
-        self.retry_after = retry_after
-
-    def details(self) -> list[message.Message]:
-        return [_retry(self.retry_after)]
+    retry = True
 
 
 class Unavailable(RequestError):
-    """No worker is ready, or the worker of a running request was lost."""
+    """No worker is ready, the request's worker was lost, or the router is shutting down."""
 
     code = grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> list[message.Message]:
-        return [_retry(1.0)]
+    retry = True
 
 
-class Cancelled(RequestError):
-    """The Cancel call ended the request."""
+class RequestCancelled(RequestError):
+    """The request was cancelled by the Cancel call."""
 
     code = grpc.StatusCode.CANCELLED
 
@@ -119,33 +119,39 @@ class DeadlineExceeded(RequestError):
 
 
 class InternalError(RequestError):
-    """Our fault. The client gets an id; what happened goes into the log under it."""
+    """Our fault. ``cause`` is logged under an id, which is all that the client learns."""
 
     code = grpc.StatusCode.INTERNAL
 
-    def __init__(self) -> None:
-        self.id = secrets.token_hex(8)
-        super().__init__(f"internal error {self.id}; the server's log says more under this id")
+    def __init__(self, cause: str, *, trace: bool = False) -> None:
+        error_id = uuid.uuid4().hex
+        super().__init__(f"Internal error {error_id}. The server's log says more.")
+        logger.error("internal error %s: %s", error_id, cause, exc_info=trace)
 
 
-async def abort(context: "ServicerContext[Any, Any]", error: RequestError) -> NoReturn:
-    """Ends a call with the error's status and details."""
-    details = []
+def to_status(error: RequestError) -> grpc.Status:
+    """The status of a failed call, with its details inside."""
+    status = status_pb2.Status(code=error.code.value[0], message=str(error))
     for detail in error.details():
-        packed = any_pb2.Any()
+        packed = AnyMessage()
         packed.Pack(detail)
-        details.append(packed)
-    number, _ = error.code.value
-    status = status_pb2.Status(code=code_pb2.Code.ValueType(number), message=str(error), details=details)
-    await context.abort(error.code, str(error), trailing_metadata=((_DETAILS_KEY, status.SerializeToString()),))
-    raise AssertionError("abort raises")
+        status.details.append(packed)
+    converted: grpc.Status = rpc_status.to_status(status)
+    return converted
 
 
-def _reason(reason: str) -> error_details_pb2.ErrorInfo:
-    return error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)
+def answers_errors(method: Callable[..., Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
+    """Makes a servicer's method end its call with the status of the RequestError that it raises, or with INTERNAL."""
 
+    @functools.wraps(method)
+    async def answering(servicer: object, request: Message, context: "ServicerContext[Any, Any]") -> Reply:
+        try:
+            return await method(servicer, request, context)
+        except RequestError as caught:
+            error = caught
+        except Exception as caught:
+            error = InternalError(f"{method.__name__}: {type(caught).__name__}", trace=True)
+        await context.abort_with_status(to_status(error))
+        raise AssertionError("abort_with_status raises")
 
-def _retry(seconds: float) -> error_details_pb2.RetryInfo:
-    return error_details_pb2.RetryInfo(
-        retry_delay=duration_pb2.Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
-    )
+    return answering

@@ -1,65 +1,82 @@
-"""All workers of one model: their links, which of them are ready, and whether they agree."""
+"""All workers of the model: their links, and what they have in common."""
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from protos import worker_pb2
-from router.request import Choice
-from router.worker_link import WorkerLink
+from router.worker_link import LinkListener, LinkLost, WorkerLink
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What all workers of a fleet agree on.
+
+    Attributes:
+        manifest_hash: equal exactly when the models are.
+        vocab_size: token ids are below this.
+        max_model_len: most tokens of prompt and output together.
+    """
+
+    manifest_hash: str
+    vocab_size: int
+    max_model_len: int
 
 
 class Fleet:
-    """The workers that the router was told of.
+    """The links to all workers, made by ``start`` and ended by ``stop``.
 
     Args:
-        addresses: host:port of each.
-        vocab_size: of the router's tokenizer; a worker's must be at least that.
-        silence: seconds without an answer after which a worker counts as lost.
+        addresses: host:port of each worker.
+        min_vocab_size: a model with fewer tokens does not belong to the tokenizer.
+        worker_timeout: seconds without a sign of life after which a worker counts as lost.
     """
 
-    def __init__(self, addresses: Sequence[str], vocab_size: int, silence: float) -> None:
-        self._vocab_size = vocab_size
-        self._manifest: str | None = None
-        self.on_change: Callable[[], None] = lambda: None
-        self.requeue: Callable[[Choice], None] = lambda choice: None
-        self.links = [
-            WorkerLink(address, self._accepts, self._changed, lambda choice: self.requeue(choice), silence)
-            for address in addresses
-        ]
+    def __init__(self, addresses: Sequence[str], min_vocab_size: int, worker_timeout: float) -> None:
+        self._addresses = addresses
+        self._min_vocab_size = min_vocab_size
+        self._worker_timeout = worker_timeout
+        self._tasks: list[asyncio.Task[None]] = []
+        self.links: list[WorkerLink] = []
+
+    def start(self, listener: LinkListener) -> None:
+        """Begins to connect, for ever."""
+        self.links = [WorkerLink(address, self._worker_timeout, self._check, listener) for address in self._addresses]
+        self._tasks = [asyncio.create_task(link.run(), name=f"link {link.address}") for link in self.links]
+
+    async def stop(self) -> None:
+        """Ends all links; workers cancel what ran through them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def ready(self) -> list[WorkerLink]:
-        """Links that can be given sequences."""
-        return [link for link in self.links if link.ready]
+    def ready_count(self) -> int:
+        """Workers that take sequences."""
+        return sum(link.ready for link in self.links)
 
     @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and output together that every ready worker takes; 0 while there is none."""
-        return min((link.hello.max_model_len for link in self.ready if link.hello), default=0)
-
-    @property
-    def model_vocab_size(self) -> int:
-        """Token ids that every ready worker knows; the tokenizer's while there is none."""
-        return min((link.hello.vocab_size for link in self.ready if link.hello), default=self._vocab_size)
-
-    async def run(self) -> None:
-        """Keeps all links connected, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for link in self.links:
-                tasks.create_task(link.run(), name=f"link to {link.address}")
-
-    def _changed(self) -> None:
-        if not self.ready:
-            self._manifest = None  # the next worker may bring another model
-        self.on_change()
-
-    def _accepts(self, hello: worker_pb2.Hello) -> str | None:
-        if hello.vocab_size < self._vocab_size:
-            return f"its model has {hello.vocab_size} tokens, the tokenizer {self._vocab_size}: not the same model"
-        if self._manifest is not None and hello.manifest_hash != self._manifest:
-            return f"its model {hello.model} is not that of the other workers"
-        self._manifest = hello.manifest_hash
+    def limits(self) -> ModelLimits | None:
+        """What the connected workers agree on; None while there is none."""
+        for link in self.links:
+            if link.hello is not None:
+                return _limits(link.hello)
         return None
+
+    def _check(self, link: WorkerLink, hello: worker_pb2.Hello) -> None:
+        """Raises LinkLost when a worker does not fit this router's tokenizer or the other workers."""
+        if hello.vocab_size < self._min_vocab_size:
+            raise LinkLost(
+                f"its model {hello.model} has {hello.vocab_size} tokens, the tokenizer {self._min_vocab_size}; "
+                "give router and workers the same --model"
+            )
+        limits = self.limits
+        if limits is not None and limits != _limits(hello):
+            raise LinkLost(f"its model {hello.model} differs from the other workers': {_limits(hello)}, not {limits}")
+        for other in self.links:
+            if other is not link and other.hello is not None and other.hello.epoch == hello.epoch:
+                raise LinkLost(f"it is the same process as the worker at {other.address}; remove one of the two")
+
+
+def _limits(hello: worker_pb2.Hello) -> ModelLimits:
+    return ModelLimits(hello.manifest_hash, hello.vocab_size, hello.max_model_len)

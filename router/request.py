@@ -1,40 +1,186 @@
-"""The authoritative record of a request: its prompt, its parameters, and the output of each choice so far.
-
-A worker is a cache: whatever a client was promised can be worked out from here.
-"""
+"""The router's record of a request: what was asked, what was generated so far, and what its client was not sent yet."""
 
 import asyncio
+import sys
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from protos import inference_pb2, sampling_pb2
-from router.detokenizer import Detokenizer, StopMatcher
-from router.errors import RequestError
+from router.detokenizer import Detokenizer
+from router.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
+from router.stop_strings import compile_stops
+from router.token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    from router.worker_link import WorkerLink
+
+_STOP = sampling_pb2.FINISH_REASON_STOP
+_LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 
 
-class ProtocolError(Exception):
-    """A worker broke the rules of the stream; its link must be made anew."""
+class OutOfStep(Exception):
+    """A worker's message does not fit what it sent before: its stream cannot be trusted any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
-    """A request's parameters with every default filled in. Units and meaning as in protos/sampling.proto."""
+class GenerateParams:
+    """A valid request with all defaults filled in, apart from its prompt.
 
+    Attributes:
+        max_tokens: None: as many as the context has room for.
+        eos_token_ids: the model's end-of-sequence tokens, unless the client wants to go past them.
+        stop_token_ids: the client's.
+        text, token_ids: whether Deltas carry them.
+    """
+
+    model: str
+    n: int
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     seed: int
-    max_tokens: int
+    max_tokens: int | None
     stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    eos_token_ids: tuple[int, ...]
-    include_stop_str_in_output: bool
-    n: int
+    eos_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]
+    keep_stop: bool
     text: bool
     token_ids: bool
     final_only: bool
+    cache_salt: bytes
+
+
+class Choice:
+    """One of a request's continuations. Workers' messages come in by ``take`` and ``finish``."""
+
+    __slots__ = (
+        "_detokenizer", "_ending_ids", "_finished", "_sent_finished", "_sent_ids", "_text",
+        "cached_tokens", "index", "link", "request", "slot", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, request: "Request", index: int, token_bytes: TokenBytes) -> None:
+        params = request.params
+        self.request = request
+        self.index = index
+        # The worker that runs it, and the slot there.
+        self.link: WorkerLink | None = None
+        self.slot = -1
+        self.token_ids: list[int] = []
+        self.cached_tokens = 0
+        stops = compile_stops(params.stop) if params.stop else None
+        self._detokenizer = Detokenizer(token_bytes, stops, keep_stop=params.keep_stop)
+        # A stop token ends the text before itself, unless the client wants to see it.
+        self._ending_ids = params.eos_token_ids if params.keep_stop else params.eos_token_ids | params.stop_token_ids
+        self._text: list[str] = []
+        self._sent_ids = 0
+        self._finished: inference_pb2.Finished | None = None
+        self._sent_finished = False
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will be generated."""
+        return self._finished is not None
+
+    @property
+    def seed(self) -> int:
+        """Choices of one request differ in their random numbers alone."""
+        return (self.request.params.seed + self.index) % 2**64
+
+    def usage(self) -> sampling_pb2.Usage:
+        """Its cost so far."""
+        return sampling_pb2.Usage(
+            prompt_tokens=self.request.prompt_tokens,
+            completion_tokens=len(self.token_ids),
+            cached_tokens=self.cached_tokens,
+        )
+
+    def take(self, first_index: int, ids: list[int]) -> bool:
+        """New tokens from the worker, the first of which is output number ``first_index``.
+
+        Tokens that came before are dropped.
+
+        Returns:
+            Whether a stop string ended the choice, so that the worker must be told.
+
+        Raises:
+            OutOfStep: tokens are missing in between.
+        """
+        repeated = len(self.token_ids) - first_index
+        if repeated:
+            if repeated < 0:
+                raise OutOfStep(f"tokens from {first_index} on came when {len(self.token_ids)} were expected")
+            ids = ids[repeated:]
+        if not ids:
+            return False
+        detokenizer = self._detokenizer
+        shown = ids[:-1] if ids[-1] in self._ending_ids else ids
+        text, used = detokenizer.push(shown)
+        if text and self.request.params.text:
+            self._text.append(text)
+        stopped = detokenizer.stop_string is not None
+        self.token_ids += ids[:used] if stopped else ids
+        if stopped:
+            self._end(_STOP)
+        self.request.changed.set()
+        return stopped
+
+    def finish(self, row: sampling_pb2.Usage, reason: int, stop_token_id: int | None, error: str) -> None:
+        """The worker says that the sequence ended, and what it used.
+
+        Raises:
+            OutOfStep: it generated more tokens than came.
+        """
+        request = self.request
+        if reason in (_STOP, _LENGTH):
+            if row.completion_tokens != len(self.token_ids):
+                raise OutOfStep(
+                    f"the sequence ended after {row.completion_tokens} tokens, of which {len(self.token_ids)} came"
+                )
+            self.cached_tokens = row.cached_tokens
+            text = self._detokenizer.flush()
+            if text and request.params.text:
+                self._text.append(text)
+            self._end(_STOP if self._detokenizer.stop_string is not None else reason, stop_token_id)
+            request.changed.set()
+        elif reason == sampling_pb2.FINISH_REASON_DEADLINE:
+            request.fail(DeadlineExceeded("the deadline passed while the model was generating"))
+        elif reason == sampling_pb2.FINISH_REASON_CANCELLED:
+            request.fail(Unavailable("the worker running this request gave it up; send it again"))
+        else:
+            request.fail(InternalError(f"request {request.id}: the worker failed: {error or reason}"))
+
+    def _end(self, reason: int, stop_token_id: int | None = None) -> None:
+        finished = inference_pb2.Finished(index=self.index, usage=self.usage())
+        finished.reason = reason  # type: ignore[assignment]
+        if self._detokenizer.stop_string is not None:
+            finished.stop_string = self._detokenizer.stop_string
+        elif stop_token_id is not None and stop_token_id not in self.request.params.eos_token_ids:
+            finished.stop_token_id = stop_token_id
+        self._finished = finished
+
+    def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
+        """What the client was not sent yet, all that is pending in one Delta. Counts as sent from then on."""
+        unsent: list[inference_pb2.GenerateResponse] = []
+        if self._sent_finished:
+            return unsent
+        params = self.request.params
+        if self.ended or not params.final_only:
+            delta = inference_pb2.Delta(index=self.index)
+            if self._text:
+                delta.text = "".join(self._text)
+                self._text.clear()
+            if params.token_ids and len(self.token_ids) > self._sent_ids:
+                delta.first_index = self._sent_ids
+                delta.token_ids.extend(self.token_ids[self._sent_ids :])
+                self._sent_ids = len(self.token_ids)
+            if delta.text or delta.token_ids:
+                unsent.append(inference_pb2.GenerateResponse(delta=delta))
+        if self._finished is not None:
+            self._sent_finished = True
+            unsent.append(inference_pb2.GenerateResponse(finished=self._finished))
+        return unsent
 
 
 class Request:
@@ -42,167 +188,56 @@ class Request:
 
     Args:
         request_id: unique among running requests.
-        prompt: token ids.
-        parameters: resolved.
-        cache_salt: root of the prefix cache's chain.
-        deadline: monotonic seconds, or None.
-        detokenizers: one for each choice.
+        params: what was asked.
+        deadline: in the loop's time; None: never.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: "array[int]",
-        parameters: Parameters,
-        cache_salt: bytes,
-        deadline: float | None,
-        detokenizers: Sequence[Detokenizer],
-    ) -> None:
-        self.request_id = request_id
-        self.prompt = prompt
-        self.parameters = parameters
-        self.cache_salt = cache_salt
+    def __init__(self, request_id: str, params: GenerateParams, deadline: float | None) -> None:
+        self.id = request_id
+        self.params = params
         self.deadline = deadline
-        self.choices = [Choice(self, index, detokenizer) for index, detokenizer in enumerate(detokenizers)]
-        self.error: RequestError | None = None
+        # Packed ids; known once the prompt was tokenized.
+        self.prompt = b""
+        self.prompt_tokens = 0
+        self.max_tokens = 0
+        self.choices: list[Choice] = []
+        # Why the call fails, if it does.
+        self.failure: RequestError | None = None
+        # Set when there is something to send, or a failure.
         self.changed = asyncio.Event()
 
-    def fail(self, error: RequestError) -> None:
-        """Ends the whole request; its call ends with this error. The first one counts."""
-        self.error = self.error or error
-        self.changed.set()
+    def begin(self, token_ids: list[int], max_tokens: int, token_bytes: TokenBytes) -> None:
+        """The prompt is known: makes the choices."""
+        self.prompt = pack_ids(token_ids)
+        self.prompt_tokens = len(token_ids)
+        self.max_tokens = max_tokens
+        self.choices = [Choice(self, index, token_bytes) for index in range(self.params.n)]
 
     @property
-    def finished(self) -> bool:
-        return self.error is not None or all(choice.finish_reason for choice in self.choices)
+    def ended(self) -> bool:
+        """All choices are complete, or the call fails."""
+        return self.failure is not None or all(choice.ended for choice in self.choices)
+
+    def fail(self, error: RequestError) -> None:
+        """Ends the call with an error; the first one counts."""
+        if self.failure is None:
+            self.failure = error
+            self.changed.set()
 
     def usage(self) -> sampling_pb2.Usage:
-        """Tokens of all choices together, as far as they got."""
-        return sampling_pb2.Usage(
-            prompt_tokens=len(self.prompt),
-            completion_tokens=sum(choice.num_emitted for choice in self.choices),
-            cached_tokens=max(choice.cached_tokens for choice in self.choices),
-        )
-
-    def take_events(self) -> list[inference_pb2.GenerateResponse]:
-        """What became known since the last call: for each choice at most one Delta, and its Finished."""
-        return [event for choice in self.choices for event in choice.take_events()]
+        """The cost of all choices so far."""
+        total = sampling_pb2.Usage()
+        for choice in self.choices:
+            usage = choice.usage()
+            total.prompt_tokens += usage.prompt_tokens
+            total.completion_tokens += usage.completion_tokens
+            total.cached_tokens += usage.cached_tokens
+        return total
 
 
-class Choice:
-    """One continuation of a request's prompt.
-
-    Attributes:
-        num_emitted: output tokens accepted so far: the only index that may come next.
-        cached_tokens: prompt tokens that the worker had in its cache.
-        finish_reason: set once it is complete; 0 before.
-    """
-
-    def __init__(self, request: Request, index: int, detokenizer: Detokenizer) -> None:
-        parameters = request.parameters
-        self.request = request
-        self.index = index
-        self.num_emitted = 0
-        self.cached_tokens = 0
-        self.finish_reason: sampling_pb2.FinishReason = sampling_pb2.FINISH_REASON_UNSPECIFIED
-        self._detokenizer = detokenizer
-        self._matcher = StopMatcher(parameters.stop, parameters.include_stop_str_in_output) if parameters.stop else None
-        self._silent = frozenset(() if parameters.include_stop_str_in_output else parameters.stop_token_ids)
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._first_index = 0
-        self._finished: inference_pb2.Finished | None = None
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that was met, if one was."""
-        return self._matcher.matched if self._matcher else None
-
-    def accept(self, first_index: int, token_ids: list[int]) -> None:
-        """Takes in new output. Tokens that are already known are dropped.
-
-        Raises:
-            ProtocolError: tokens are missing before these.
-        """
-        if first_index > self.num_emitted:
-            raise ProtocolError(f"output goes on at {first_index}, expected {self.num_emitted}")
-        token_ids = token_ids[self.num_emitted - first_index :]
-        if self.finish_reason or not token_ids:
-            return
-        if self._matcher is None:
-            self.num_emitted += len(token_ids)
-            self._text.append(self._detokenizer.push(self._spoken(token_ids)))
-        else:
-            token_ids = self._push_matching(self._matcher, token_ids)
-        if self.request.parameters.token_ids:
-            self._token_ids += token_ids
-        if self.stop_string is not None:
-            self.finish(sampling_pb2.FINISH_REASON_STOP, None)
-        else:
-            self._announce()
-
-    def _push_matching(self, matcher: StopMatcher, token_ids: list[int]) -> list[int]:
-        """Takes tokens one by one up to the one that completes a stop string; returns those taken."""
-        for count, token_id in enumerate(token_ids, start=1):
-            self.num_emitted += 1
-            self._text.append(matcher.push(self._detokenizer.push(self._spoken([token_id]))))
-            if matcher.matched is not None:
-                return token_ids[:count]
-        return token_ids
-
-    def _spoken(self, token_ids: list[int]) -> list[int]:
-        """The tokens that make text: a stop token, which is always the last, does so only on request."""
-        if token_ids[-1] in self._silent:
-            return token_ids[:-1]
-        return token_ids
-
-    def finish(self, reason: sampling_pb2.FinishReason, stop_token_id: int | None) -> None:
-        """Completes the choice; text that was held back goes out. Does nothing when it is complete."""
-        if self.finish_reason:
-            return
-        self.finish_reason = reason
-        finished = inference_pb2.Finished(
-            index=self.index,
-            reason=reason,
-            usage=sampling_pb2.Usage(
-                prompt_tokens=len(self.request.prompt),
-                completion_tokens=self.num_emitted,
-                cached_tokens=self.cached_tokens,
-            ),
-        )
-        if self.stop_string is not None:
-            finished.stop_string = self.stop_string
-        else:
-            self._flush()
-            if stop_token_id is not None and stop_token_id not in self.request.parameters.eos_token_ids:
-                finished.stop_token_id = stop_token_id
-        self._finished = finished
-        self.request.changed.set()
-
-    def _flush(self) -> None:
-        rest = self._detokenizer.flush()
-        if self._matcher is not None:
-            rest = self._matcher.push(rest) + self._matcher.flush()
-        self._text.append(rest)
-
-    def _announce(self) -> None:
-        if not self.request.parameters.final_only:
-            self.request.changed.set()
-
-    def take_events(self) -> list[inference_pb2.GenerateResponse]:
-        """At most one Delta with all that is pending, and Finished once."""
-        events = []
-        parameters = self.request.parameters
-        if self._finished is not None or not parameters.final_only:
-            text = "".join(self._text) if parameters.text else ""
-            if text or self._token_ids:
-                delta = inference_pb2.Delta(
-                    index=self.index, text=text, first_index=self._first_index, token_ids=self._token_ids
-                )
-                events.append(inference_pb2.GenerateResponse(delta=delta))
-            self._first_index += len(self._token_ids)
-            self._text, self._token_ids = [], []
-        if self._finished is not None:
-            events.append(inference_pb2.GenerateResponse(finished=self._finished))
-            self._finished = None
-        return events
+def pack_ids(token_ids: list[int]) -> bytes:
+    """Ids in the wire's form: little-endian, four bytes each. Each must be below 2**32."""
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

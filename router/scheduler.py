@@ -1,91 +1,107 @@
-"""Which choice goes to which worker, and when: choices wait here, and are bound once a worker can start them soon."""
+"""Binds waiting choices to workers, as late as possible: only when a worker has a slot for one."""
 
-from collections import OrderedDict
+import asyncio
+import logging
+from collections.abc import Callable
 
+from router.admission import WaitingQueue
+from router.errors import QueueFull, Unavailable
 from router.fleet import Fleet
-from router.request import Choice
+from router.policy import Policy
+from router.request import Choice, Request
 from router.worker_link import WorkerLink
+
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """A first-come queue in front of the fleet.
+    """The way of requests from the queue to workers. Implements LinkListener.
 
     Args:
-        fleet: the workers.
-        policy: ``least_load`` (fewest tokens held, then fewest sequences) or ``round_robin``.
+        fleet: the workers; the caller starts and stops it.
+        queue: where requests wait.
+        policy: chooses among workers with room.
+        max_queue_wait: seconds after which a request is refused if all the while no worker took a choice of it.
+        on_readiness: called when a worker became ready, or is not any more.
     """
 
-    def __init__(self, fleet: Fleet, policy: str) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        queue: WaitingQueue,
+        policy: Policy,
+        max_queue_wait: float,
+        on_readiness: Callable[[], None],
+    ) -> None:
         self._fleet = fleet
+        self._queue = queue
         self.policy = policy
-        self._waiting: OrderedDict[Choice, None] = OrderedDict()
-        self._bound: dict[Choice, WorkerLink] = {}
-        self._turn = 0
+        self._max_queue_wait = max_queue_wait
+        self._on_readiness = on_readiness
+        self._patience: dict[Request, asyncio.TimerHandle] = {}
 
-    @property
-    def num_waiting(self) -> int:
-        """Choices that no worker has yet."""
-        return len(self._waiting)
+    def start(self, request: Request) -> None:
+        """Takes a request whose prompt is known. Whoever calls this must call ``end`` when the call is over."""
+        self._queue.add(request)
+        self._begin_patience(request)
+        self.capacity_changed()
 
-    def add(self, choices: list[Choice]) -> None:
-        """Queues choices and binds what can be bound."""
-        for choice in choices:
-            self._waiting[choice] = None
-        self.bind()
+    def end(self, request: Request) -> None:
+        """The call is over, for whatever reason: nothing of it waits or runs any more."""
+        self._queue.discard(request)
+        self._end_patience(request)
+        for choice in request.choices:
+            if choice.link is not None:
+                choice.link.cancel(choice)
+        # Cancelling frees nothing yet, but others may have waited behind this one.
+        self.capacity_changed()
 
-    def requeue(self, choice: Choice) -> None:
-        """Puts a choice that a worker did not begin back to the front."""
-        self._bound.pop(choice, None)
-        if not choice.request.finished:
-            self._waiting[choice] = None
-            self._waiting.move_to_end(choice, last=False)
+    def choose(self, request: Request | None = None) -> WorkerLink | None:
+        """The worker that the next sequence would go to now; None when none has room."""
+        links = [link for link in self._fleet.links if link.has_room]
+        return self.policy.choose(links, request) if links else None
 
-    def is_waiting(self, choice: Choice) -> bool:
-        """Whether no worker has the choice yet."""
-        return choice in self._waiting
+    # ---- LinkListener ----
 
-    def remove(self, choice: Choice) -> None:
-        """Forgets a choice: it leaves the queue, or is cancelled on its worker."""
-        self._waiting.pop(choice, None)
-        link = self._bound.pop(choice, None)
-        if link is not None:
-            link.cancel(choice)
+    def readiness_changed(self) -> None:
+        """Passes it on."""
+        self._on_readiness()
 
-    def bind(self) -> None:
-        """Gives waiting choices to workers for as long as one has room."""
-        while self._waiting:
-            choice = next(iter(self._waiting))
-            link = self.choose(choice)
+    def capacity_changed(self) -> None:
+        """Binds what can be bound."""
+        now = asyncio.get_running_loop().time()
+        while (choice := self._queue.first()) is not None:
+            link = self.choose(choice.request)
             if link is None:
                 return
-            del self._waiting[choice]
-            self._bound[choice] = link
-            link.submit(choice)
+            self._queue.pop_first()
+            self._end_patience(choice.request)
+            if choice.request in self._queue:
+                self._begin_patience(choice.request)
+            link.submit(choice, now)
 
-    def choose(self, choice: Choice | None = None) -> WorkerLink | None:
-        """The worker that the next choice would go to, or None while all are full.
+    def put_back(self, choice: Choice) -> None:
+        """The choice waits again, before all others."""
+        if not choice.request.ended:
+            self._queue.put_back(choice)
+            self._begin_patience(choice.request)
+            self.capacity_changed()
 
-        Choices of one request stay together where possible, so that their prompt is computed once.
-        """
-        if choice is not None:
-            for sibling in choice.request.choices:
-                link = self._bound.get(sibling)
-                if link is not None and link.has_room:
-                    return link
-        links = self._fleet.links
-        free = [link for link in links if link.has_room]
-        if not free:
-            return None
-        if self.policy == "round_robin":
-            for step in range(len(links)):
-                link = links[(self._turn + step) % len(links)]
-                if link in free:
-                    if choice is not None:
-                        self._turn = (self._turn + step + 1) % len(links)
-                    return link
-        return min(free, key=self.score)
+    # ---- patience ----
 
-    @staticmethod
-    def score(link: WorkerLink) -> tuple[int, int]:
-        """What ``least_load`` minimises."""
-        return link.held_tokens, link.running
+    def _begin_patience(self, request: Request) -> None:
+        self._end_patience(request)
+        loop = asyncio.get_running_loop()
+        self._patience[request] = loop.call_later(self._max_queue_wait, self._lose_patience, request)
+
+    def _end_patience(self, request: Request) -> None:
+        timer = self._patience.pop(request, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _lose_patience(self, request: Request) -> None:
+        del self._patience[request]
+        if self._fleet.ready_count:
+            request.fail(QueueFull(f"no worker was free for {self._max_queue_wait:g} s; try again later"))
+        else:
+            request.fail(Unavailable("no worker is ready to run the model; try again shortly"))

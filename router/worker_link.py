@@ -1,324 +1,340 @@
-"""The router's end of one worker's stream: handshake, slots, credits, heartbeats, and the rows of each step.
+"""The router's end of one worker's stream: connects, again and again, and passes sequences up and tokens down.
 
-Made anew for as long as the router lives. What runs on a link that breaks fails; a worker that comes back under another
-epoch is another worker.
+Owns the stream's slots, credit and pings. Does not choose what runs where: that is the scheduler's.
 """
 
 import asyncio
+import itertools
 import logging
 import random
-import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
+from grpc.aio import StreamStreamCall
 
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
 from protos.channel import CHANNEL_OPTIONS
-from router.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
-from router.request import Choice, ProtocolError
+from router.errors import InvalidArgument, Unavailable
+from router.request import Choice, OutOfStep
+from router.slot_table import SlotTable
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+# StepBatches that the worker may have under way.
 CREDIT_WINDOW = 32
-PING_INTERVAL = 1.0
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 2.0
+PING_INTERVAL_S = 1.0
+FIRST_BACKOFF_S = 0.1
+LAST_BACKOFF_S = 2.0
+_MAX_TIME_LEFT_MS = 2**32 - 1
+# Beside a Submit and a CancelSlot for each slot: Credit and Ping messages, of which few are ever under way.
+_QUEUE_SPARE = 64
 
-Outgoing = worker_pb2.RouterMessage
+_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    # Each attempt has a connection of its own: a half-dead one must not be taken up again.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+Call = StreamStreamCall[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
 
 
-class LinkBroken(Exception):
-    """The stream cannot go on; the message says why."""
+class LinkLost(Exception):
+    """The stream ended or cannot be trusted; the message is for the log."""
 
 
-@dataclass(slots=True)
-class _Running:
-    choice: Choice
-    generation: int
-    cancelled: bool = False
+class LinkListener(Protocol):
+    """Who wants to know what becomes of links; called from the event loop."""
+
+    def readiness_changed(self) -> None:
+        """A link became ready, or is not any more."""
+
+    def capacity_changed(self) -> None:
+        """A link can take a sequence that it could not take before."""
+
+    def put_back(self, choice: Choice) -> None:
+        """A worker refused a choice for now; it must wait for its turn again."""
 
 
 class WorkerLink:
-    """One worker, for as long as the router lives.
+    """One worker, by its address.
 
     Args:
         address: host:port.
-        accepts: checks a new worker's Hello; returns why it cannot be used, or None.
-        on_change: called when the link became ready, got a free slot, or was lost.
-        requeue: takes back a choice that the worker did not begin.
-        silence: seconds without an answer after which the worker counts as lost.
+        worker_timeout: seconds without a Pong after which the worker counts as lost.
+        check: raises LinkLost when the worker does not belong to the fleet.
+        listener: is told of changes.
     """
 
     def __init__(
         self,
         address: str,
-        accepts: Callable[[worker_pb2.Hello], str | None],
-        on_change: Callable[[], None],
-        requeue: Callable[[Choice], None],
-        silence: float,
+        worker_timeout: float,
+        check: Callable[["WorkerLink", worker_pb2.Hello], None],
+        listener: LinkListener,
     ) -> None:
         self.address = address
         self.hello: worker_pb2.Hello | None = None
-        self.load = worker_pb2.Load()
-        self._accepts = accepts
-        self._on_change = on_change
-        self._requeue = requeue
-        self._silence = silence
+        self.slots = SlotTable(0)
+        self._timeout = worker_timeout
+        self._check = check
+        self._listener = listener
         self._draining = False
-        self._running: dict[int, _Running] = {}
-        self._slot_of: dict[Choice, int] = {}
-        self._free_slots: list[int] = []
-        self._generation = 0
-        # Bounded by the slots: a submit and a cancel for each, beside pings and credits.
-        self._outbox: deque[Outgoing] = deque()
-        self._outbox_filled = asyncio.Event()
-        self._consumed = 0
-        self._last_heard = 0.0
+        # The worker said so; until the next sign that something has changed there.
+        self._full = False
+        self._outgoing: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(_QUEUE_SPARE)
+        self._broken = asyncio.Event()
+        self._credit_owed = 0
+        self._silent_pings = 0
+        self._last_loss = ""
+
+    @property
+    def name(self) -> str:
+        """The worker's name for itself, once it is known."""
+        return self.hello.worker_id if self.hello is not None else self.address
 
     @property
     def ready(self) -> bool:
-        """Whether it can be given sequences."""
+        """Whether the worker is there and takes new sequences, if not at this moment."""
         return self.hello is not None and not self._draining
 
     @property
     def has_room(self) -> bool:
-        """Whether it can be given another sequence now."""
-        return self.ready and bool(self._free_slots)
+        """Whether ``submit`` is possible now."""
+        return self.ready and not self._full and self.slots.has_free
 
-    @property
-    def running(self) -> int:
-        """Sequences on the worker."""
-        return len(self._running)
-
-    @property
-    def capacity(self) -> int:
-        """Most sequences that the worker takes; 0 while it is not connected."""
-        return self.hello.max_slots if self.hello else 0
-
-    @property
-    def held_tokens(self) -> int:
-        """Tokens of all its sequences: what its next steps have to read."""
-        return sum(len(entry.choice.request.prompt) + entry.choice.num_emitted for entry in self._running.values())
-
-    # ---- to the worker ----
-
-    def submit(self, choice: Choice) -> None:
-        """Gives the worker a sequence. ``has_room`` must be true."""
-        slot = self._free_slots.pop()
-        self._generation += 1
-        self._running[slot] = _Running(choice, self._generation)
-        self._slot_of[choice] = slot
-        request, parameters = choice.request, choice.request.parameters
-        submit = worker_pb2.Submit(
-            slot=slot,
-            generation=self._generation,
-            request_id=request.request_id,
-            prompt_token_ids=request.prompt.tobytes(),
-            sampling=sampling_pb2.SamplingParams(
-                temperature=parameters.temperature,
-                top_p=parameters.top_p,
-                top_k=parameters.top_k,
-                min_p=parameters.min_p,
-                seed=(parameters.seed + choice.index) % 2**64,
-            ),
-            max_tokens=parameters.max_tokens,
-            stop_token_ids=parameters.stop_token_ids,
-            cache_salt=request.cache_salt,
-        )
-        if request.deadline is not None:
-            submit.time_left_ms = max(0, int((request.deadline - time.monotonic()) * 1000))
-        self._send(Outgoing(submit=submit))
-
-    def cancel(self, choice: Choice) -> None:
-        """Ends a sequence; its slot is free once the worker says so. Does nothing when it is not here."""
-        slot = self._slot_of.get(choice)
-        if slot is None:
-            return
-        entry = self._running[slot]
-        if not entry.cancelled:
-            entry.cancelled = True
-            self._send(Outgoing(cancel=worker_pb2.CancelSlot(slot=slot, generation=entry.generation)))
-
-    def _send(self, message: Outgoing) -> None:
-        self._outbox.append(message)
-        self._outbox_filled.set()
-
-    # ---- the connection ----
+    # ---- the stream's life ----
 
     async def run(self) -> None:
-        """Connects, serves, and connects again, until cancelled."""
-        backoff = _FIRST_BACKOFF
-        reported = ""
+        """Keeps the stream up until cancelled."""
+        backoff = FIRST_BACKOFF_S
         while True:
             try:
-                async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-                    await self._serve(worker_pb2_grpc.WorkerStub(channel).Connect())
-            except (LinkBroken, ProtocolError, grpc.aio.AioRpcError) as error:
-                reason = error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                was_ready = self.hello is not None
-                self._lose(reason)
-                if was_ready or reason != reported:
-                    logger.warning("worker %s is not connected: %s", self.address, reason)
-                    reported = reason
-                backoff = _FIRST_BACKOFF if was_ready else min(backoff * 2, _LONGEST_BACKOFF)
+                await self._connect()
+            except LinkLost as loss:
+                if self.hello is not None:
+                    backoff = FIRST_BACKOFF_S
+                self._down(str(loss))
+            except Exception:
+                logger.exception("worker %s: its link failed and is made anew", self.address)
             finally:
-                self._lose("the router is shutting down")
+                self._down("")
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+            backoff = min(backoff * 2, LAST_BACKOFF_S)
 
-    async def _serve(self, call: Any) -> None:
-        """One stream, from Hello to its end. Raises what ended it."""
-        async with asyncio.timeout(self._silence):
-            message = await call.read()
-        if message is grpc.aio.EOF:
-            await self._raise_end(call)
-        self._begin(message.hello if message.HasField("hello") else None)
-        async with asyncio.TaskGroup() as tasks:
-            # A task that raises ends the others.
-            tasks.create_task(self._read(call))
-            tasks.create_task(self._write(call))
-            tasks.create_task(self._ping())
+    async def _connect(self) -> None:
+        """One stream, from its first message to its end. Raises LinkLost, always."""
+        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+            call: Call = worker_pb2_grpc.WorkerStub(channel).Connect()
+            tasks: list[asyncio.Task[None]] = []
+            try:
+                self._up(await self._read_hello(call))
+                tasks = [
+                    asyncio.create_task(run(call), name=f"{run.__name__} {self.address}")
+                    for run in (self._read, self._write, self._ping, self._wait_broken)
+                ]
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                call.cancel()
 
-    def _begin(self, hello: worker_pb2.Hello | None) -> None:
-        if hello is None:
-            raise ProtocolError("the stream did not begin with Hello")
+    async def _read_hello(self, call: Call) -> worker_pb2.Hello:
+        try:
+            async with asyncio.timeout(self._timeout):
+                message = await _next(call)
+        except TimeoutError:
+            raise LinkLost(f"no Hello within {self._timeout:g} s") from None
+        if message.WhichOneof("message") != "hello":
+            raise LinkLost("its first message is not Hello")
+        hello = message.hello
         if hello.protocol_version != PROTOCOL_VERSION:
-            raise LinkBroken(f"it speaks protocol {hello.protocol_version}, this router {PROTOCOL_VERSION}")
-        refusal = self._accepts(hello)
-        if refusal is not None:
-            raise LinkBroken(refusal)
+            raise LinkLost(f"it speaks protocol version {hello.protocol_version}, this router {PROTOCOL_VERSION}")
+        if not hello.max_slots:
+            raise LinkLost("it grants no slots")
+        self._check(self, hello)
+        return hello
+
+    def _up(self, hello: worker_pb2.Hello) -> None:
+        self.slots = SlotTable(hello.max_slots)
+        self._outgoing = asyncio.Queue(2 * hello.max_slots + _QUEUE_SPARE)
+        self._broken.clear()
+        self._draining = self._full = False
+        self._credit_owed = self._silent_pings = 0
+        self._last_loss = ""
         self.hello = hello
-        self._draining = False
-        self._free_slots = list(range(hello.max_slots - 1, -1, -1))
-        self._outbox.clear()
-        self._consumed = 0
-        self._last_heard = time.monotonic()
-        self._send(Outgoing(credit=worker_pb2.Credit(step_batches=CREDIT_WINDOW)))
         logger.info(
-            "worker %s is ready: %s, %d blocks of %d tokens, %d sequences",
-            self.address, hello.model, hello.num_blocks, hello.block_size, hello.max_num_seqs,
-        )  # fmt: skip
-        self._on_change()
+            "worker %s at %s is ready: model %s, %d slots, context %d, epoch %x",
+            *(hello.worker_id, self.address, hello.model, hello.max_slots, hello.max_model_len, hello.epoch),
+        )
+        self._send(worker_pb2.RouterMessage(credit=worker_pb2.Credit(step_batches=CREDIT_WINDOW)))
+        self._listener.readiness_changed()
+        self._listener.capacity_changed()
 
-    def _lose(self, reason: str) -> None:
-        """Forgets the connection; what ran on it fails."""
-        if self.hello is None:
-            return
-        self.hello = None
-        lost = list(self._slot_of)
-        self._running.clear()
-        self._slot_of.clear()
-        self._free_slots = []
+    def _down(self, loss: str) -> None:
+        """The stream is gone, and with it all that ran through it."""
+        was_up, self.hello = self.hello is not None, None
+        lost = list(self.slots.choices())
+        self.slots = SlotTable(0)
         for choice in lost:
-            choice.request.fail(Unavailable("the worker that ran this request was lost; send the request again"))
-        if lost:
-            logger.warning("%d sequences were lost with worker %s: %s", len(lost), self.address, reason)
-        self._on_change()
+            choice.link = None
+            choice.request.fail(Unavailable("the worker running this request was lost; send it again"))
+        if was_up:
+            self._listener.readiness_changed()
+        if loss and loss != self._last_loss:  # a worker that is away for hours is worth one line
+            logger.warning("worker %s: %s%s", self.address, loss, f"; {len(lost)} sequences lost" if was_up else "")
+            self._last_loss = loss
 
-    async def _raise_end(self, call: Any) -> None:
-        status = await call.code()
-        raise LinkBroken((await call.details()) or f"the worker ended the stream ({status.name})")
+    # ---- up ----
 
-    async def _read(self, call: Any) -> None:
+    def submit(self, choice: Choice, now: float) -> None:
+        """Gives the worker a sequence; only when it ``has_room``. ``now`` is the loop's time."""
+        request = choice.request
+        params = request.params
+        choice.link = self
+        choice.slot, generation = self.slots.bind(choice)
+        submit = worker_pb2.Submit(
+            slot=choice.slot,
+            generation=generation,
+            request_id=request.id,
+            prompt_token_ids=request.prompt,
+            sampling=sampling_pb2.SamplingParams(
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                min_p=params.min_p,
+                seed=choice.seed,
+            ),
+            max_tokens=request.max_tokens,
+            stop_token_ids=sorted(params.eos_token_ids | params.stop_token_ids),
+            cache_salt=params.cache_salt,
+        )
+        if request.deadline is not None:
+            submit.time_left_ms = min(max(1, int((request.deadline - now) * 1000)), _MAX_TIME_LEFT_MS)
+        self._send(worker_pb2.RouterMessage(submit=submit))
+
+    def cancel(self, choice: Choice) -> None:
+        """Ends a sequence whose choice nobody wants any more. Its slot is free once the worker says so."""
+        choice.link = None
+        self._cancel_slot(choice.slot)
+
+    def _cancel_slot(self, slot: int) -> None:
+        generation = self.slots.forget(slot)
+        self._send(worker_pb2.RouterMessage(cancel=worker_pb2.CancelSlot(slot=slot, generation=generation)))
+
+    def _send(self, message: worker_pb2.RouterMessage) -> None:
+        try:
+            self._outgoing.put_nowait(message)
+        except asyncio.QueueFull:  # a worker that reads at all cannot let it come to this
+            self._broken.set()
+
+    async def _write(self, call: Call) -> None:
         while True:
-            message = await call.read()
-            if message is grpc.aio.EOF:
-                await self._raise_end(call)
-            self._last_heard = time.monotonic()
-            match message.WhichOneof("message"):
-                case "step_batch":
-                    self._on_step_batch(message.step_batch)
-                case "rejected":
-                    self._on_rejected(message.rejected)
-                case "pong":
-                    self.load = message.pong.load
+            message = await self._outgoing.get()
+            try:
+                await call.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+                # The reader knows why, and says it.
+                await asyncio.sleep(self._timeout)
+                raise LinkLost("its stream takes no more messages") from None
 
-    async def _write(self, call: Any) -> None:
+    async def _ping(self, call: Call) -> None:
+        """Counts ticks instead of time: when this process itself was stopped, its workers are not to blame."""
+        interval = min(PING_INTERVAL_S, self._timeout / 5)
+        for nonce in itertools.count():
+            if self._silent_pings * interval >= self._timeout:
+                raise LinkLost(f"it did not answer for {self._timeout:g} s")
+            self._silent_pings += 1
+            self._send(worker_pb2.RouterMessage(ping=worker_pb2.Ping(nonce=nonce)))
+            await asyncio.sleep(interval)
+
+    async def _wait_broken(self, call: Call) -> None:
+        await self._broken.wait()
+        raise LinkLost("it does not read what it is sent")
+
+    # ---- down ----
+
+    async def _read(self, call: Call) -> None:
         while True:
-            while self._outbox:
-                await call.write(self._outbox.popleft())
-            self._outbox_filled.clear()
-            await self._outbox_filled.wait()
+            message = await _next(call)
+            try:
+                self._obey(message)
+            except OutOfStep as error:
+                raise LinkLost(f"its messages do not fit together: {error}") from error
 
-    async def _ping(self) -> None:
-        nonce = 0
-        while True:
-            nonce += 1
-            self._send(Outgoing(ping=worker_pb2.Ping(nonce=nonce)))
-            await asyncio.sleep(min(PING_INTERVAL, self._silence / 3))
-            silent = time.monotonic() - self._last_heard
-            if silent > self._silence:
-                raise LinkBroken(f"it has not answered for {silent:.1f} s")
+    def _obey(self, message: worker_pb2.WorkerMessage) -> None:
+        match message.WhichOneof("message"):
+            case "step_batch":
+                self._on_batch(message.step_batch)
+            case "pong":
+                self._silent_pings = 0
+                self._not_full()
+            case "rejected":
+                self._on_rejected(message.rejected)
+            case other:
+                raise OutOfStep(f"{other} is unexpected here")
 
-    # ---- from the worker ----
-
-    def _on_step_batch(self, batch: worker_pb2.StepBatch) -> None:
-        running = self._running
-        token_ids = list(batch.token_ids)
-        offset = 0
-        rows = zip(batch.slots, batch.generations, batch.first_indices, batch.counts, strict=True)
+    def _on_batch(self, batch: worker_pb2.StepBatch) -> None:
+        slots = self.slots
         for admitted in batch.admitted:
-            entry = running.get(admitted.slot)
-            if entry is not None and entry.generation == admitted.generation:
-                entry.choice.cached_tokens = admitted.cached_tokens
-        for slot, generation, first_index, count in rows:
-            entry = running.get(slot)
-            if entry is not None and entry.generation == generation:
-                entry.choice.accept(first_index, token_ids[offset : offset + count])
-                if entry.choice.stop_string is not None:
-                    self.cancel(entry.choice)
-            offset += count
-        for finished in batch.finished:
-            self._on_finished(finished)
-        self.load = batch.load
-        self._consumed += 1
-        if self._consumed >= CREDIT_WINDOW // 4:
-            self._send(Outgoing(credit=worker_pb2.Credit(step_batches=self._consumed)))
-            self._consumed = 0
+            choice = slots.find(admitted.slot, admitted.generation)
+            if choice is not None:
+                choice.cached_tokens = admitted.cached_tokens
+        for slot in slots.deliver(batch):
+            self._cancel_slot(slot)
+        for row in batch.finished:
+            choice = slots.find(row.slot, row.generation)
+            if choice is not None:
+                stop_token_id = row.stop_token_id if row.HasField("stop_token_id") else None
+                choice.finish(row.usage, row.reason, stop_token_id, row.error)
+                choice.link = None
+            slots.free(row.slot, row.generation)
+        self._credit_owed += 1
+        if self._credit_owed >= CREDIT_WINDOW // 2:
+            self._send(worker_pb2.RouterMessage(credit=worker_pb2.Credit(step_batches=self._credit_owed)))
+            self._credit_owed = 0
         if batch.finished:
-            self._on_change()
+            self._full = False
+            self._listener.capacity_changed()
+        else:
+            self._not_full()
 
-    def _on_finished(self, finished: worker_pb2.FinishedSlot) -> None:
-        choice = self._release(finished.slot, finished.generation)
-        if choice is None:
-            return
-        match finished.reason:
-            case sampling_pb2.FINISH_REASON_STOP | sampling_pb2.FINISH_REASON_LENGTH:
-                stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
-                choice.finish(finished.reason, stop_token_id)
-            case sampling_pb2.FINISH_REASON_CANCELLED:
-                pass  # we asked for it and the request knows
-            case sampling_pb2.FINISH_REASON_DEADLINE:
-                choice.request.fail(DeadlineExceeded("the deadline passed while the request ran"))
-            case _:
-                self._fail(choice.request.fail, f"worker {self.address} reports: {finished.error}")
+    def _not_full(self) -> None:
+        if self._full:
+            self._full = False
+            self._listener.capacity_changed()
 
     def _on_rejected(self, rejected: worker_pb2.Rejected) -> None:
-        choice = self._release(rejected.slot, rejected.generation)
+        choice = self.slots.find(rejected.slot, rejected.generation)
+        self.slots.free(rejected.slot, rejected.generation)
         if rejected.reason == worker_pb2.Rejected.REASON_DRAINING:
-            self._draining = True
+            if not self._draining:
+                self._draining = True
+                logger.info("worker %s is shutting down", self.name)
+                self._listener.readiness_changed()
+        elif rejected.reason == worker_pb2.Rejected.REASON_FULL:
+            self._full = True
         if choice is None:
             return
+        choice.link = None
         if rejected.reason == worker_pb2.Rejected.REASON_INVALID:
-            logger.error("worker %s refused request %s: %s", self.address, choice.request.request_id, rejected.message)
-            choice.request.fail(InvalidRequest("prompt", rejected.message))
+            logger.warning("worker %s refused request %s: %s", self.name, choice.request.id, rejected.message)
+            choice.request.fail(InvalidArgument("", f"the worker refused the request: {rejected.message}"))
         else:
-            self._requeue(choice)
-        self._on_change()
+            self._listener.put_back(choice)
 
-    def _release(self, slot: int, generation: int) -> Choice | None:
-        """Frees a slot and returns the choice that had it; None when it was another generation's."""
-        entry = self._running.get(slot)
-        if entry is None or entry.generation != generation:
-            return None
-        del self._running[slot]
-        del self._slot_of[entry.choice]
-        self._free_slots.append(slot)
-        return entry.choice
 
-    def _fail(self, fail: Callable[[RequestError], None], what: str) -> None:
-        error = InternalError()
-        logger.error("%s: %s", error.id, what)
-        fail(error)
+async def _next(call: Call) -> worker_pb2.WorkerMessage:
+    """The next message of a stream. Raises LinkLost at its end."""
+    try:
+        message: Any = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise LinkLost(f"{error.code().name}: {error.details()}") from None
+    if message is grpc.aio.EOF:
+        raise LinkLost("it closed the stream")
+    received: worker_pb2.WorkerMessage = message
+    return received

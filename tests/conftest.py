@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from router.tokenizer import Tokenizer
+from router.tokenizer_loading import load_tokenizer
+
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
@@ -15,3 +18,9 @@ def demo_model() -> Path:
     from quire.models import fetch_demo_model
 
     return fetch_demo_model()
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer(demo_model: Path) -> Tokenizer:
+    """The demo model's tokenizer, as the router loads it."""
+    return load_tokenizer(demo_model)
