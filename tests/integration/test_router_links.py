@@ -244,20 +244,20 @@ async def test_least_load_fills_the_emptier_worker_and_keeps_choices_together(de
         held(FakeWorker(worker_id="a", max_slots=8)) as a,
         held(FakeWorker(worker_id="b", max_slots=8)) as b,
         running_router(demo_tokenizer, a, b) as client,
+        asyncio.TaskGroup() as group,
     ):
-        async with asyncio.TaskGroup() as group:
-            group.create_task(client.generate(token_ids=inference_pb2.TokenIds(ids=[7] * 300), stopping=up_to(2)))
-            await client.until_running(1)
-            loaded, empty = (a, b) if a.submits else (b, a)
-            group.create_task(client.generate(n=4, stopping=up_to(2)))
-            await client.until_running(5)
-            assert (len(loaded.submits), len(empty.submits)) == (1, 4)
-            explained = await client.explain()
-            scores = {candidate.worker: candidate.score for candidate in explained.candidates}
-            assert scores[loaded.hello["worker_id"]] > scores[empty.hello["worker_id"]]
-            assert explained.chosen == empty.hello["worker_id"]
-            a.gate.set()
-            b.gate.set()
+        group.create_task(client.generate(token_ids=inference_pb2.TokenIds(ids=[7] * 300), stopping=up_to(2)))
+        await client.until_running(1)
+        loaded, empty = (a, b) if a.submits else (b, a)
+        group.create_task(client.generate(n=4, stopping=up_to(2)))
+        await client.until_running(5)
+        assert (len(loaded.submits), len(empty.submits)) == (1, 4)
+        explained = await client.explain()
+        scores = {candidate.worker: candidate.score for candidate in explained.candidates}
+        assert scores[loaded.hello["worker_id"]] > scores[empty.hello["worker_id"]]
+        assert explained.chosen == empty.hello["worker_id"]
+        a.gate.set()
+        b.gate.set()
 
 
 async def test_round_robin_takes_turns(demo_tokenizer):

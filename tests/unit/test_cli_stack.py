@@ -84,7 +84,7 @@ def ends() -> list[str]:
 
 
 async def until_there(*names: str) -> None:
-    while not there(*names):  # noqa: ASYNC110 (another process makes them)
+    while not there(*names):
         await asyncio.sleep(0.01)
 
 
