@@ -73,6 +73,14 @@ class PromptEncoder:
         except TemplateRefusal as error:
             raise InvalidArgument("chat", str(error)) from error
 
+    async def encode_words(self, words: tuple[str, ...]) -> list[list[int]]:
+        """The ids of words that may stand within a text: each as it is, and after a space. Raises QueueFull."""
+        tokenizer = self._tokenizer
+        texts = [text for word in words for text in dict.fromkeys((word, " " + word.lstrip()))]
+        return await self._run(
+            lambda: [tokenizer.encode_text(text, add_special_tokens=False) for text in texts],
+        )
+
     async def decode(self, token_ids: list[int]) -> str:
         """The text of ids, control tokens included. Raises QueueFull."""
         return await self._run(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))

@@ -41,6 +41,13 @@ class GenerateParams:
     top_k: int
     min_p: float
     seed: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
+    allowed_token_ids: tuple[int, ...]
+    bad_words: tuple[str, ...]
+    min_tokens: int
     max_tokens: int | None
     stop: tuple[str, ...]
     eos_token_ids: frozenset[int]
@@ -200,6 +207,8 @@ class Request:
         self.prompt = b""
         self.prompt_tokens = 0
         self.max_tokens = 0
+        # The ids of each way to write a bad word.
+        self.bad_word_ids: list[list[int]] = []
         self.choices: list[Choice] = []
         # Why the call fails, if it does.
         self.failure: RequestError | None = None

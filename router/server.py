@@ -104,6 +104,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if request.failure is not None:
                 raise request.failure
             max_tokens = resolve_max_tokens(field, len(token_ids), params.max_tokens, self._limits().max_model_len)
+            if params.bad_words:
+                request.bad_word_ids = await self._encoder.encode_words(params.bad_words)
             request.begin(token_ids, max_tokens, self._tokenizer.token_bytes)
             self._scheduler.start(request)
             await self._answer(request, context)

@@ -14,6 +14,10 @@ MAX_TEMPERATURE = 2.0
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARS = 256
 MAX_ID_CHARS = 256
 
 
@@ -41,6 +45,13 @@ def check_generate(
         top_k=sampling.top_k if sampling.HasField("top_k") else 0,
         min_p=_number(sampling, "min_p", 0.0, 0.0, 1.0),
         seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(63),
+        presence_penalty=_number(sampling, "presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=_number(sampling, "frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=_number(sampling, "repetition_penalty", 1.0, 0.0, 2.0, above=True),
+        logit_bias=_check_bias(sampling, vocab_size),
+        allowed_token_ids=_check_allowed(sampling, vocab_size),
+        bad_words=_check_bad_words(stopping),
+        min_tokens=_check_min_tokens(stopping),
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
         stop=tuple(stopping.stop),
         eos_token_ids=frozenset() if stopping.ignore_eos else eos_token_ids,
@@ -81,6 +92,54 @@ def _check_stops(stopping: sampling_pb2.StopConditions, vocab_size: int) -> None
             f"stop_token_ids has {len(stopping.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS}",
         )
     check_ids("stopping.stop_token_ids", stopping.stop_token_ids, vocab_size)
+
+
+def _check_bias(sampling: sampling_pb2.SamplingParams, vocab_size: int) -> dict[int, float]:
+    field = "sampling.logit_bias"
+    bias = dict(sampling.logit_bias)
+    if len(bias) > MAX_BIASES:
+        raise InvalidArgument(field, f"logit_bias has {len(bias)} tokens; at most {MAX_BIASES}")
+    for token_id, value in bias.items():
+        if token_id >= vocab_size:
+            raise InvalidArgument(
+                f"{field}.{token_id}", f"token id {token_id} is not in the vocabulary of {vocab_size} tokens"
+            )
+        if not (math.isfinite(value) and -MAX_BIAS <= value <= MAX_BIAS):
+            raise InvalidArgument(
+                f"{field}.{token_id}", f"a bias is {value:g}; it must be {-MAX_BIAS:g} to {MAX_BIAS:g}"
+            )
+    return bias
+
+
+def _check_allowed(sampling: sampling_pb2.SamplingParams, vocab_size: int) -> tuple[int, ...]:
+    field = "sampling.allowed_token_ids"
+    allowed = sampling.allowed_token_ids
+    if len(allowed) > MAX_BIASES:
+        raise InvalidArgument(field, f"allowed_token_ids has {len(allowed)} ids; at most {MAX_BIASES}")
+    check_ids(field, allowed, vocab_size)
+    return tuple(dict.fromkeys(allowed))
+
+
+def _check_bad_words(stopping: sampling_pb2.StopConditions) -> tuple[str, ...]:
+    words = stopping.bad_words
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidArgument("stopping.bad_words", f"bad_words has {len(words)} words; at most {MAX_BAD_WORDS}")
+    for index, word in enumerate(words):
+        if not (word.strip() and len(word) <= MAX_BAD_WORD_CHARS):
+            raise InvalidArgument(
+                f"stopping.bad_words[{index}]",
+                f"a bad word must have 1 to {MAX_BAD_WORD_CHARS} characters that are not all blank",
+            )
+    return tuple(words)
+
+
+def _check_min_tokens(stopping: sampling_pb2.StopConditions) -> int:
+    count = stopping.min_tokens
+    if stopping.HasField("max_tokens") and count > stopping.max_tokens:
+        raise InvalidArgument(
+            "stopping.min_tokens", f"min_tokens is {count}, more than max_tokens, which is {stopping.max_tokens}"
+        )
+    return count
 
 
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -1,0 +1,64 @@
+"""The conformance suite against the whole stack with the demo model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.demo_oracle import load_tokenizer
+from tests.doubles.processes import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SUITE = Path(__file__).resolve().parents[1] / "conformance"
+
+# Features that are refused so far. A case that begins to pass must leave this list.
+NOT_YET = [
+    "test_sampling.py::test_chat_logprobs_shape",
+    "test_sampling.py::test_completion_logprobs_and_echo",
+    "test_structure.py::test_json_schema_output_fits_the_schema",
+    "test_structure.py::test_json_object_output_is_json",
+    "test_structure.py::test_named_tool_choice",
+]
+
+
+@pytest.fixture(scope="module")
+def environment(demo_model, tmp_path_factory):
+    """What the suite reads: the address of a running stack, and a folder with the tokenizer."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    load_tokenizer(demo_model).save_pretrained(folder)
+    stack = Stack(demo_model, "--max-model-len", "4096")
+    stack.start()
+    yield {
+        **os.environ,
+        "BASE_URL": f"{stack.url}/v1",
+        "MODEL": "model",
+        "MODEL_DIR": str(folder),
+        "API_KEY": "",
+    }
+    assert stack.close() == {"gateway": 0, "router": 0, "worker": 0}
+
+
+def run(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """(exit status, output) of the suite."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(SUITE / "pytest.ini")]
+    done = subprocess.run(
+        [*command, *arguments], cwd=SUITE, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_conformance(environment):
+    deselected = [argument for name in NOT_YET for argument in ("--deselect", name)]
+    status, output = run(environment, *deselected)
+    assert status == 0, output
+
+
+def test_what_is_not_there_yet_is_refused(environment):
+    """Each case of the list fails, and for no other reason than the refusal of a field."""
+    status, output = run(environment, *NOT_YET)
+    assert status == 1, output
+    assert f"{len(NOT_YET)} failed" in output, output
+    assert output.count("unsupported_parameter") >= len(NOT_YET), output
