@@ -2,6 +2,11 @@
 
 The torch reference gathers each sequence's blocks and leaves the arithmetic to ``scaled_dot_product_attention``.
 Query heads that share a key-value head are folded into the query dimension, so that keys are never repeated.
+
+In half precision on a CPU, a query's result is the same bit for bit however its sequence is batched, chunked or cached:
+torch's kernel sums keys in tiles of 512 and in an order that depends on the size of the last tile and on the number of
+queries, so keys are padded to whole tiles and queries to eights. Rounding to half precision would turn each difference
+of the last bit into a visible one.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +16,16 @@ import torch
 import torch.nn.functional as F
 
 Masks = dict[int | None, torch.Tensor]  # by window
+
+_KEY_TILE = 512
+_QUERY_TILE = 8
+
+
+def key_tile(dtype: torch.dtype, device: torch.device, block_size: int) -> int:
+    """To what multiple of tokens a sequence's keys are padded."""
+    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+        return max(_KEY_TILE, block_size)
+    return block_size
 
 
 @dataclass(frozen=True)
@@ -42,17 +57,20 @@ class PrefillChunk:
     end: int
     blocks: torch.Tensor  # [blocks of the context] int64
     context_len: int
+    padded_queries: int
+    padded_keys: int
     masks: Masks = field(default_factory=dict)
 
     def mask(self, window: int | None) -> torch.Tensor | None:
-        """[queries, context_len] bool: True where a key is visible; None when plain causal. Built once, as above."""
+        """[padded queries, padded keys] bool: True where a key is visible; None when plain causal. Built once."""
         count = self.end - self.start
-        if count == self.context_len and (window is None or window >= count):
+        if count == self.padded_keys and (window is None or window >= count):
             return None
         if window in self.masks:
             return self.masks[window]
-        keys = torch.arange(self.context_len, device=self.blocks.device)
-        queries = keys[-count:, None]
+        keys = torch.arange(self.padded_keys, device=self.blocks.device)
+        first = self.context_len - count
+        queries = torch.arange(first, first + self.padded_queries, device=self.blocks.device)[:, None]
         visible = keys <= queries
         if window is not None:
             visible &= keys > queries - window
@@ -70,6 +88,7 @@ class AttentionBatch:
         query_lens: query tokens of each sequence in this step.
         context_lens: tokens of each sequence up to and with this step's.
         block_size: tokens a block.
+        key_tile: see the function of this name; ``block_size`` pads to whole blocks only.
     """
 
     slot_mapping: torch.Tensor
@@ -77,6 +96,12 @@ class AttentionBatch:
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
     block_size: int
+    key_tile: int
+
+    @property
+    def query_tile(self) -> int:
+        """To what multiple the queries of one attention call are padded."""
+        return _QUERY_TILE if self.key_tile > self.block_size else 1
 
     @cached_property
     def num_decodes(self) -> int:
@@ -88,14 +113,14 @@ class AttentionBatch:
         """Single-token sequences, grouped so that padding at most doubles the keys read."""
         members: dict[int, list[int]] = {}
         for row in range(self.num_decodes):
-            members.setdefault(self._num_blocks(row).bit_length(), []).append(row)
+            members.setdefault((self._padded_keys(row) // self.key_tile).bit_length(), []).append(row)
         groups = []
         device = self.block_tables.device
         for rows in members.values():
-            padded = max(self._num_blocks(row) for row in rows)
+            padded = max(self._padded_keys(row) for row in rows) // self.block_size
             index = torch.tensor(rows, device=device)
             lengths = torch.tensor([self.context_lens[row] for row in rows], device=device)
-            blocks = self.block_tables.index_select(0, index)[:, :padded].flatten()
+            blocks = _widen(self.block_tables.index_select(0, index), padded).flatten()
             groups.append(DecodeGroup(index, blocks, lengths))
         return groups
 
@@ -106,13 +131,26 @@ class AttentionBatch:
         start = self.num_decodes
         for row in range(self.num_decodes, len(self.query_lens)):
             end = start + self.query_lens[row]
-            blocks = self.block_tables[row, : self._num_blocks(row)]
-            chunks.append(PrefillChunk(start, end, blocks, self.context_lens[row]))
+            keys = self._padded_keys(row)
+            blocks = _widen(self.block_tables[row], keys // self.block_size)
+            queries = _round_up(self.query_lens[row], self.query_tile)
+            if self.key_tile == self.block_size:
+                keys = self.context_lens[row]
+            chunks.append(PrefillChunk(start, end, blocks, self.context_lens[row], queries, keys))
             start = end
         return chunks
 
-    def _num_blocks(self, row: int) -> int:
-        return -(-self.context_lens[row] // self.block_size)
+    def _padded_keys(self, row: int) -> int:
+        return _round_up(self.context_lens[row], self.key_tile)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _widen(tables: torch.Tensor, width: int) -> torch.Tensor:
+    """Block tables cut or padded with block 0 to ``width``, [..., width]."""
+    return F.pad(tables, (0, width - tables.shape[-1])) if width > tables.shape[-1] else tables[..., :width]
 
 
 def paged_attention(
@@ -144,16 +182,22 @@ def paged_attention(
         keys = key_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)
         values = value_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)
         folded = query.index_select(0, group.rows).view(count, kv_heads, heads // kv_heads, head_dim)
+        folded = _pad_queries(folded, batch.query_tile)
         mask = group.mask(keys.shape[2], window)
-        attended = _attend(folded, keys, values, mask, scale, softcap)
+        attended = _attend(folded, keys, values, mask, scale, softcap)[:, :, : heads // kv_heads]
         out.index_copy_(0, group.rows, attended.reshape(count, heads, head_dim))
     for chunk in batch.prefill_chunks:
-        keys = key_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.context_len].transpose(0, 1)
-        values = value_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.context_len].transpose(0, 1)
-        queries = query[chunk.start : chunk.end].transpose(0, 1)
+        keys = key_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.padded_keys].transpose(0, 1)
+        values = value_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.padded_keys].transpose(0, 1)
+        queries = _pad_queries(query[chunk.start : chunk.end].transpose(0, 1), batch.query_tile)
         attended = _attend(queries[None], keys[None], values[None], chunk.mask(window), scale, softcap)
-        out[chunk.start : chunk.end] = attended[0].transpose(0, 1)
+        out[chunk.start : chunk.end] = attended[0].transpose(0, 1)[: chunk.end - chunk.start]
     return out
+
+
+def _pad_queries(query: torch.Tensor, tile: int) -> torch.Tensor:
+    """[..., queries, dim] with the queries padded to a multiple of ``tile``."""
+    return F.pad(query, (0, 0, 0, -query.shape[-2] % tile))
 
 
 def _attend(

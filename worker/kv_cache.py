@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.attention import key_tile
 from worker.model_config import ModelConfig
 
 
@@ -21,6 +22,7 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.key_tile = key_tile(dtype, device, block_size)
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self._layers = [tuple(layer) for layer in torch.zeros(shape, dtype=dtype, device=device)]
 

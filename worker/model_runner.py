@@ -43,7 +43,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts a step: at once on a GPU, to its end on a CPU."""
-        step = build_step_input(plan, self.last_tokens, self.cache.block_size)
+        step = build_step_input(plan, self.last_tokens, self.cache.block_size, self.cache.key_tile)
         hidden = self.model(step.token_ids, step.positions, self.cache, step.attention)
         result = StepResult()
         result.prompt_logprobs = [self._prompt_logprobs(plan, row, hidden) for row in plan.prompt_logprobs]

@@ -30,13 +30,14 @@ class StepInput:
     sample_rows: torch.Tensor
 
 
-def build_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int) -> StepInput:
+def build_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int, key_tile: int) -> StepInput:
     """Builds the tensors of a step.
 
     Args:
         plan: the step.
         last_tokens: [rows] int64: the id last sampled for each row.
         block_size: tokens a block.
+        key_tile: to what multiple of tokens attention pads a sequence's keys.
     """
     device = last_tokens.device
 
@@ -65,6 +66,7 @@ def build_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int)
         query_lens=tuple(plan.counts),
         context_lens=tuple(start + count for start, count in zip(plan.starts, plan.counts, strict=True)),
         block_size=block_size,
+        key_tile=key_tile,
     )
     return StepInput(
         token_ids=token_ids,

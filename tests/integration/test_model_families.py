@@ -108,6 +108,7 @@ def test_logits_match_transformers(tmp_path, case):
                 query_lens=(count,),
                 context_lens=(done + count,),
                 block_size=BLOCK,
+                key_tile=BLOCK,
             )
             logits = model.logits(model(ids[done : done + count], positions, cache, batch))
             reference = expected[done : done + count]

@@ -27,7 +27,7 @@ def dense(query, keys, values, scale, window=None, softcap=None):
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
 
 
-def run(lengths, kv_heads, group, dtype, seed, window=None, softcap=None):
+def run(lengths, kv_heads, group, dtype, seed, window=None, softcap=None, tile=BLOCK):
     """lengths: (query tokens, context tokens) of each sequence. Returns (ours, dense), [tokens, heads, dim]."""
     torch.manual_seed(seed)
     lengths = sorted(lengths, key=lambda pair: pair[0] > 1)
@@ -57,6 +57,7 @@ def run(lengths, kv_heads, group, dtype, seed, window=None, softcap=None):
         query_lens=tuple(count for count, _ in lengths),
         context_lens=tuple(context for _, context in lengths),
         block_size=BLOCK,
+        key_tile=tile,
     )
     write_kv(torch.cat(new_keys), torch.cat(new_values), key_cache, value_cache, batch.slot_mapping)
     ours = paged_attention(torch.cat(queries), key_cache, value_cache, batch, scale, window, softcap)
@@ -74,9 +75,10 @@ sequences = st.tuples(st.integers(1, 9), st.integers(0, 40)).map(lambda pair: (p
     seed=st.integers(0, 1000),
     window=st.sampled_from([None, 1, 3, 8, 100]),
     softcap=st.sampled_from([None, None, 2.0]),
+    tile=st.sampled_from([BLOCK, 16, 64]),
 )
-def test_matches_dense_attention(lengths, kv_heads, group, seed, window, softcap):
-    ours, expected = run(lengths, kv_heads, group, torch.float32, seed, window, softcap)
+def test_matches_dense_attention(lengths, kv_heads, group, seed, window, softcap, tile):
+    ours, expected = run(lengths, kv_heads, group, torch.float32, seed, window, softcap, tile)
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
 
 
