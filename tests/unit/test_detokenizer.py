@@ -100,7 +100,7 @@ def test_matcher_finds_the_first_stop_in_any_cut(text, stops, sizes):
         held = text[len(shown) : passed]
         assert text[:passed] == shown + held
         # Nothing is held that cannot become a stop string, and all is held that can.
-        longest = max((n for n in range(passed + 1) for s in stops if n < len(s) and text[:passed].endswith(s[:n])))
+        longest = max(n for n in range(passed + 1) for s in stops if n < len(s) and text[:passed].endswith(s[:n]))
         assert len(held) == longest
     assert first_stop(text, stops) is None
     assert shown + matcher.flush() == text

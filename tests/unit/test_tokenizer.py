@@ -238,14 +238,14 @@ def test_of_several_templates_the_default_counts_and_a_file_goes_first(tmp_path)
 
 
 def test_bad_folders_are_explained(tmp_path):
-    with pytest.raises(ConfigError, match="tokenizer.json"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="is not a tokenizer"):
         load_tokenizer(tmp_path)
     llama2_like(True).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config.json is not JSON"):
+    with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
         load_tokenizer(tmp_path)
     (tmp_path / "weights.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match="neither a folder"):
