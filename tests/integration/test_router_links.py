@@ -246,11 +246,13 @@ async def test_least_load_fills_the_emptier_worker_and_keeps_choices_together(de
     ):
         group.create_task(client.generate(token_ids=inference_pb2.TokenIds(ids=[7] * 300), stopping=up_to(2)))
         await client.until_running(1)
-        loaded, empty = (a, b) if a.submits else (b, a)
+        on_a = next(c.running for c in (await client.explain()).candidates if c.worker == "a")
+        loaded, empty = (a, b) if on_a else (b, a)
         group.create_task(client.generate(n=4, stopping=up_to(2)))
         await client.until_running(5)
-        assert (len(loaded.submits), len(empty.submits)) == (1, 4)
         explained = await client.explain()
+        running = {candidate.worker: candidate.running for candidate in explained.candidates}
+        assert running == {loaded.hello["worker_id"]: 1, empty.hello["worker_id"]: 4}
         scores = {candidate.worker: candidate.score for candidate in explained.candidates}
         assert scores[loaded.hello["worker_id"]] > scores[empty.hello["worker_id"]]
         assert explained.chosen == empty.hello["worker_id"]

@@ -1,17 +1,19 @@
 """The record of what runs where: slots, queue and choices under any order of events."""
 
 import asyncio
+import dataclasses
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from protos import sampling_pb2, worker_pb2
+from protos import inference_pb2, sampling_pb2, worker_pb2
 from router.admission import WaitingQueue
 from router.errors import QueueFull
 from router.request import GenerateParams, OutOfStep, Request, pack_ids
 from router.slot_table import SlotTable
+from router.validation import check_generate
 
 SIZE = 3
 
@@ -23,17 +25,13 @@ class PlainBytes:
         return bytes(token_ids)
 
 
-def params(**changes) -> GenerateParams:
-    values = {
-        "model": "m", "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0,
-        "max_tokens": None, "stop": (), "eos_token_ids": frozenset({0}), "stop_token_ids": frozenset(),
-        "keep_stop": False, "text": True, "token_ids": True, "final_only": False, "cache_salt": b"",
-    }  # fmt: skip
-    return GenerateParams(**{**values, **changes})
+def params(n: int, **changes) -> GenerateParams:
+    wire = inference_pb2.GenerateRequest(n=n, output=inference_pb2.OutputOptions(token_ids=True))
+    return dataclasses.replace(check_generate(wire, frozenset({0}), 256), **changes)
 
 
 def request(n: int = 1, prompt: int = 2, **changes) -> Request:
-    made = Request("r", params(n=n, **changes), None)
+    made = Request("r", params(n, **changes), None)
     made.begin([1] * prompt, 100, PlainBytes())
     return made
 
