@@ -30,25 +30,28 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-        self._tokens = sorted({token for token in special if len(token) > 1}, key=len, reverse=True)
-        self._plain = tokenizer
-        # The longest first, as the tokenizer matches them.
-        alternatives = "|".join(map(re.escape, self._tokens)) or "(?!)"
-        self._any = re.compile(alternatives)
-        self._starts = re.compile(f"(?=({alternatives}))")
-        self._heads = frozenset(token[:cut] for token in self._tokens for cut in range(1, len(token)))
-        self._tails = frozenset(token[cut:] for token in self._tokens for cut in range(1, len(token)))
-        self._longest = max(map(len, self._tokens), default=0)
+        self._names = {token: _secret() for token in special if len(token) > 1}
         self._break = _secret()
-        self._names = {token: _secret() for token in self._tokens}
+        self._plain = tokenizer
+        firsts = "".join(re.escape(first) for first in sorted({token[0] for token in self._names}))
+        self._first = re.compile(f"[{firsts}]" if firsts else "(?!)")
+        # The longest first, as the tokenizer matches them. Models have up to thousands of tokens of few lengths.
+        self._lengths = sorted({len(token) for token in self._names}, reverse=True)
+        self._longest = max(self._lengths, default=0)
+        self._heads = frozenset(token[:cut] for token in self._names for cut in range(1, len(token)))
+        self._tails = frozenset(token[cut:] for token in self._names for cut in range(1, len(token)))
         self._lock = threading.Lock()
         self._secretive: Tokenizer | None = None
 
     def guard(self, text: str) -> str:
         """The client's words with every control token in them broken, also one that their neighbours might complete."""
-        for match in reversed(list(self._starts.finditer(text))):
-            cut = match.start() + 1
-            text = text[:cut] + self._break + text[cut:]
+        pieces: list[str] = []
+        start = 0
+        for match in self._first.finditer(text):
+            if self._token_at(text, match.start()):
+                pieces += (text[start : match.end()], self._break)
+                start = match.end()
+        text = "".join((*pieces, text[start:]))
         # Templates trim; what is at the ends then matters.
         inner = text.strip()
         if self._begins_with_tail(inner):
@@ -58,6 +61,10 @@ class ControlTokens:
             cut = len(text.rstrip())
             text = text[:cut] + self._break + text[cut:]
         return text
+
+    def _token_at(self, text: str, start: int) -> str:
+        """The longest control token that begins there; empty when none does."""
+        return next((text[start : start + n] for n in self._lengths if text[start : start + n] in self._names), "")
 
     def _begins_with_tail(self, text: str) -> bool:
         return any(text[:length] in self._tails for length in range(1, self._longest))
@@ -71,12 +78,22 @@ class ControlTokens:
 
     def encode(self, rendered: str) -> list[int]:
         """The ids of a rendered chat whose client's words were guarded."""
-        named = self._any.sub(lambda match: self._names[match[0]], rendered)
+        named = self.unguard(self._name_tokens(rendered))
         with self._lock:
             if self._secretive is None:
                 self._secretive = _renamed(self._plain, self._names)
-        ids: list[int] = self._secretive.encode(self.unguard(named), add_special_tokens=False).ids
+        ids: list[int] = self._secretive.encode(named, add_special_tokens=False).ids
         return ids
+
+    def _name_tokens(self, rendered: str) -> str:
+        """Every whole control token by its secret name."""
+        pieces: list[str] = []
+        start = 0
+        for match in self._first.finditer(rendered):
+            if match.start() >= start and (token := self._token_at(rendered, match.start())):
+                pieces += (rendered[start : match.start()], self._names[token])
+                start = match.start() + len(token)
+        return "".join((*pieces, rendered[start:]))
 
 
 def _secret() -> str:

@@ -225,7 +225,7 @@ class Request:
     @property
     def ended(self) -> bool:
         """All choices are complete, or the call fails."""
-        return self.failure is not None or all(choice.ended for choice in self.choices)
+        return self.failure is not None or (bool(self.choices) and all(choice.ended for choice in self.choices))
 
     def fail(self, error: RequestError) -> None:
         """Ends the call with an error; the first one counts."""

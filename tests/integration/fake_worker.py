@@ -191,8 +191,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def _run(self, stream: Stream) -> None:
         """The engine: each step gives each sequence a token."""
         while True:
-            while not (stream.running and self.gate.is_set()):
+            if not (stream.running and self.gate.is_set()):
                 await asyncio.sleep(0.001)
+                continue
             for key, seq in list(stream.running.items()):
                 token_id = self.token(seq.prompt, seq.emitted)
                 stream.rows.setdefault(key, (seq.emitted, []))[1].append(token_id)

@@ -36,10 +36,11 @@ class Client:
 
     async def until_ready(self, workers: int = 1) -> None:
         """Waits until that many workers are ready."""
+        wanted = SERVING if workers else NOT_SERVING
         async with asyncio.timeout(20):
-            while (await self.model()).ready_workers != workers:
-                await asyncio.sleep(0.01)
-            while await self.health() != (SERVING if workers else NOT_SERVING):
+            while True:
+                if (await self.model()).ready_workers == workers and await self.health() == wanted:
+                    return
                 await asyncio.sleep(0.01)
 
     async def model(self) -> inference_pb2.Model:
@@ -66,7 +67,9 @@ class Client:
     async def until_explained(self, condition: Callable[[inference_pb2.ExplainResponse], bool]) -> None:
         """Waits until what Explain says makes a condition true."""
         async with asyncio.timeout(20):
-            while not condition(await self.explain()):
+            while True:
+                if condition(await self.explain()):
+                    return
                 await asyncio.sleep(0.01)
 
     async def explain(self) -> inference_pb2.ExplainResponse:

@@ -1,6 +1,7 @@
 """What waits and what ends early: the queue's bounds, deadlines, cancellation, shutdown."""
 
 import asyncio
+import threading
 
 import grpc
 import pytest
@@ -99,6 +100,25 @@ async def test_deadline_ends_a_request_wherever_it_is(demo_tokenizer, waiting):
         await client.until_explained(lambda explained: not explained.queued)
         blocker.cancel()
         await client.until_running(0)
+
+
+async def test_request_can_be_cancelled_while_its_prompt_is_tokenized(demo_tokenizer, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        begun.set()
+        go_on.wait(20)
+        return [1, 2]
+
+    async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
+        monkeypatch.setattr(demo_tokenizer, "encode_text", slow)
+        call = client.call(request_id="r")
+        await asyncio.to_thread(begun.wait, 20)
+        reply = await client.stub.Cancel(inference_pb2.CancelRequest(request_ids=["r"]))
+        assert reply.results[0].outcome == CANCELLED
+        go_on.set()
+        assert (await failure(call.read())).code == grpc.StatusCode.CANCELLED
+        assert not worker.submits
 
 
 @pytest.mark.parametrize("how", ["client goes away", "Cancel"])
