@@ -1,5 +1,7 @@
 """Runs planned steps on the device: forward pass, logits, sampling. Decides nothing."""
 
+from collections.abc import Callable
+
 import torch
 
 from kernels.sampling import sample
@@ -44,6 +46,12 @@ class ModelRunner:
         copied = torch.cuda.Event()
         copied.record()
         return SampledIds(host_ids, copied)
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        """Nothing is lost between steps that are computed here."""
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 class SampledIds:
