@@ -36,7 +36,10 @@ _REPORT_DELAY_S = 1.0
 
 
 class RankFailed(RuntimeError):
-    """A rank ended, was stopped, or did not answer; the worker cannot go on."""
+    """A rank ended, was stopped, or did not answer; the worker cannot go on.
+
+    Where nothing is known but that an operation over the ranks failed, that error is the cause.
+    """
 
 
 class _Rank:
@@ -120,7 +123,8 @@ class Ranks:
         try:
             return join_group(self._store, 0, self.size, device)
         except RuntimeError as error:
-            raise self.explain(error) from error
+            failure = self.explain(error)
+            raise failure from failure.__cause__
 
     def gather(self) -> list[dict[str, Any]]:
         """One message of named values from each rank.
@@ -133,7 +137,8 @@ class Ranks:
             try:
                 values = rank.channel.receive_values(_START_TIMEOUT_S)
             except OSError as error:
-                raise self.explain(error) from error
+                failure = self.explain(error)
+                raise failure from failure.__cause__
             if "error" in values:
                 raise RankFailed(f"rank {rank.number}: {values['error']}")
             found.append(values)
@@ -148,7 +153,8 @@ class Ranks:
         try:
             rank.channel.send_values(**values)
         except OSError as error:
-            raise self.explain(error) from error
+            failure = self.explain(error)
+            raise failure from failure.__cause__
 
     def send(self, message: bytes) -> None:
         """Sends a message to every rank.
@@ -168,7 +174,7 @@ class Ranks:
             on_failure(failure)
 
     def explain(self, error: Exception) -> RankFailed:
-        """Why working together failed: the rank that ended, where one did. All ranks are ended."""
+        """Why working together failed: the rank that ended, where one did, else ``error``. All ranks are ended."""
         self._reported.wait(_REPORT_DELAY_S)
         with self._lock:
             if self._failure is None:

@@ -40,7 +40,8 @@ class LeaderRunner:
             if plan.samples:
                 share_tokens(self._runner.last_tokens, self._parallel)
         except (RuntimeError, OSError) as error:
-            raise self._ranks.explain(error) from error
+            failure = self._ranks.explain(error)
+            raise failure from failure.__cause__
         return launched
 
     def watch(self, on_failure: Callable[[Exception], None]) -> None:
