@@ -106,6 +106,19 @@ def test_each_rank_holds_its_share_of_the_cache(tmp_path, generate):
     assert generate(tmp_path, **settings, tensor_parallel_size=2)[2].num_blocks == 2 * whole
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each rank needs a GPU")
+@pytest.mark.parametrize("case", ["llama-biases", "mixtral"])
+def test_gpus_compute_what_one_gpu_computes(tmp_path, generate, case):
+    family, changes, size = CASES[case]
+    save_tiny(tmp_path, family, **changes)
+    settings = {"device": "cuda", "num_gpu_blocks_override": 64}
+    tokens, logits, *_ = generate(tmp_path, **settings)
+    got_tokens, got_logits, *_ = generate(tmp_path, **settings, tensor_parallel_size=size)
+    assert got_tokens == tokens
+    assert ((got_logits - logits).norm() / logits.norm()).item() < 1e-4
+
+
 def test_random_weights(tmp_path, generate):
     save_tiny(tmp_path, "Mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
     (tmp_path / "model.safetensors").unlink()
