@@ -14,8 +14,8 @@ def place_workers(
 ) -> list[dict[str, str]]:
     """The environment of each worker, beside the one it inherits.
 
-    Several workers on CPUs get an equal share of the cores each, several on GPUs their own GPUs each. What the environment
-    says already is left as it is, and so is everything for a single worker.
+    Several workers on CPUs get an equal share of the cores each, several on GPUs their own GPUs each. What the
+    environment says already is left as it is, and so is everything for a single worker.
 
     Args:
         workers: how many.

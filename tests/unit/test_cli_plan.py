@@ -73,7 +73,7 @@ def test_each_worker_gets_a_gpu_of_its_own() -> None:
 def test_each_rank_of_each_worker_gets_a_gpu_of_its_own() -> None:
     places = place_workers(2, "auto", {}, 8, ("0", "1", "2", "3", "4"), gpus_each=2)
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places] == ["0,1", "2,3"]
-    with pytest.raises(PlacementError, match="--workers is 2, but 3 GPU.* each worker fills 2"):
+    with pytest.raises(PlacementError, match=r"--workers is 2, but 3 GPU.* each worker fills 2"):
         place_workers(2, "auto", {}, 8, ("0", "1", "2"), gpus_each=2)
 
 
