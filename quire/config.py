@@ -45,6 +45,7 @@ class ServeConfig:
     shutdown_timeout: float
     log_level: str
     device: str
+    tensor_parallel_size: int
     # Ready to be put on the processes' command lines.
     worker_flags: tuple[str, ...]
     router_flags: tuple[str, ...]
@@ -79,6 +80,7 @@ class ServeConfig:
             shutdown_timeout=args.shutdown_timeout,
             log_level=args.log_level,
             device=args.device,
+            tensor_parallel_size=args.tensor_parallel_size,
             worker_flags=forwarded_flags(worker.config.add_arguments, args),
             router_flags=forwarded_flags(router.config.add_arguments, args),
             gateway_flags=forwarded_flags(gateway.config.add_arguments, args),

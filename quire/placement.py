@@ -10,12 +10,12 @@ class PlacementError(Exception):
 
 
 def place_workers(
-    workers: int, device: str, environ: Mapping[str, str], cores: int, gpus: tuple[str, ...]
+    workers: int, device: str, environ: Mapping[str, str], cores: int, gpus: tuple[str, ...], gpus_each: int = 1
 ) -> list[dict[str, str]]:
     """The environment of each worker, beside the one it inherits.
 
-    Several workers on CPUs get an equal share of the cores each, several on GPUs one GPU each. What the environment
-    says already is left as it is, and so is everything for a single worker.
+    Several workers on CPUs get an equal share of the cores each, several on GPUs their own GPUs each. What the
+    environment says already is left as it is, and so is everything for a single worker.
 
     Args:
         workers: how many.
@@ -23,6 +23,7 @@ def place_workers(
         environ: the environment that workers inherit.
         cores: cores that this process may use.
         gpus: ids of the GPUs that CUDA would show, as CUDA_VISIBLE_DEVICES spells them.
+        gpus_each: how many a worker takes, one for each of its ranks.
 
     Raises:
         PlacementError: there are GPUs, but fewer than workers.
@@ -32,12 +33,13 @@ def place_workers(
     shares = [{} if "OMP_NUM_THREADS" in environ else {"OMP_NUM_THREADS": str(max(1, cores // workers))}] * workers
     if not gpus or device not in ("auto", "cuda"):
         return shares
-    if workers > len(gpus):
+    if workers * gpus_each > len(gpus):
         raise PlacementError(
-            f"--workers is {workers}, but {len(gpus)} GPU(s) are visible and each worker fills one; "
+            f"--workers is {workers}, but {len(gpus)} GPU(s) are visible and each worker fills {gpus_each}; "
             "lower it, or give --device cpu"
         )
-    return [{**share, "CUDA_VISIBLE_DEVICES": gpu} for share, gpu in zip(shares, gpus, strict=False)]
+    taken = [gpus[worker * gpus_each : (worker + 1) * gpus_each] for worker in range(workers)]
+    return [{**share, "CUDA_VISIBLE_DEVICES": ",".join(ids)} for share, ids in zip(shares, taken, strict=True)]
 
 
 def usable_cores() -> int:

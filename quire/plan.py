@@ -45,7 +45,8 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
         PortError: a port is in use.
         PlacementError: the machine has too little for that many workers.
     """
-    places = place_workers(config.workers, config.device, environ, usable_cores(), visible_gpus(environ))
+    gpus, gpus_each = visible_gpus(environ), config.tensor_parallel_size
+    places = place_workers(config.workers, config.device, environ, usable_cores(), gpus, gpus_each)
     wishes = [PortWish("--port", config.host, config.port), PortWish("--grpc-port", config.host, config.grpc_port)]
     for index in range(config.workers):
         wishes.append(PortWish("--worker-port", _WORKER_HOST, config.worker_port and config.worker_port + index))

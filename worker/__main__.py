@@ -87,7 +87,11 @@ async def serve(config: WorkerConfig) -> int:
     logger.info("engine failed, leaving" if failed else "shutting down")
     await servicer.drain(1.0 if failed else config.shutdown_timeout)
     await server.stop(1.0)
-    return 1 if failed else 0
+    if failed:
+        # A thread that waits in a collective operation for a rank that is gone would hold up the interpreter's end.
+        logging.shutdown()
+        os._exit(1)
+    return 0
 
 
 def _load(config: WorkerConfig) -> "tuple[Engine, EngineLimits] | None":
@@ -95,11 +99,12 @@ def _load(config: WorkerConfig) -> "tuple[Engine, EngineLimits] | None":
     # Imports torch, which takes seconds: not before the port answers.
     from worker.loader.checkpoint import CheckpointError
     from worker.model_config import UnsupportedModel
+    from worker.parallel.ranks import RankFailed
     from worker.startup import build_engine
 
     try:
         return build_engine(config)
-    except (ConfigError, CheckpointError, UnsupportedModel) as error:
+    except (ConfigError, CheckpointError, UnsupportedModel, RankFailed) as error:
         logger.error("%s", error)
     except MemoryError:
         logger.error("not enough memory for the model; a smaller --dtype or --kv-cache-memory-bytes needs less")

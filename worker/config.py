@@ -23,6 +23,7 @@ class WorkerConfig:
     dtype: str = "auto"
     load_format: str = "auto"
     max_model_len: int | None = None
+    tensor_parallel_size: int = 1
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
@@ -46,7 +47,10 @@ class WorkerConfig:
 
     def check(self) -> None:
         """Raises ConfigError when a value is out of range."""
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"):
+        for name in (
+            *("max_model_len", "tensor_parallel_size"),
+            *("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"),
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{_flag(name)} is {value}; it must be at least 1")
@@ -73,10 +77,6 @@ def _flag(name: str) -> str:
 
 def _refuse_unsupported(args: argparse.Namespace) -> None:
     """Settings that are understood but not built yet are refused, never ignored."""
-    if args.tensor_parallel_size != 1:
-        raise ConfigError(
-            f"--tensor-parallel-size is {args.tensor_parallel_size}: tensor parallelism is not supported yet; use 1"
-        )
     if args.quantization is not None:
         raise ConfigError(
             f"--quantization {args.quantization} is not supported yet; leave it out "
@@ -118,8 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
     group.add_argument("--seed", type=int, default=0, help="of random weights (default %(default)s)")
     group.add_argument("-q", "--quantization", metavar="METHOD", help="fp8, awq (not supported yet)")
     group.add_argument(
-        "-tp", "--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks a worker (only 1 so far)"
-    )
+        "-tp", "--tensor-parallel-size", type=int, default=1, metavar="N",
+        help="processes that share a model, each with a GPU of its own, or a share of the cores (default %(default)s)",
+    )  # fmt: skip
     group = parser.add_argument_group("worker: scheduling")
     group.add_argument(
         "--max-num-seqs", type=int, metavar="N", help="most sequences in a step (default 64 on cpu, 256 on gpu)"
@@ -148,7 +149,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
     )  # fmt: skip
     group.add_argument(
         "--kv-cache-memory-bytes", type=int, metavar="N",
-        help="size of the KV cache, instead of what is left (default on cpu: 512 MiB)",
+        help="size of the KV cache of each rank, instead of what is left (default on cpu: 512 MiB)",
     )  # fmt: skip
     group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV blocks, instead of a size in bytes")
     group.add_argument(

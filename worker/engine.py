@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +36,12 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts a step. Steps run in the order of their launch."""
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        """Calls ``on_failure``, on any thread, when what computes the steps is lost, be it between two steps."""
+
+    def close(self) -> None:
+        """Ends what computes the steps; nothing is launched after this."""
 
 
 class Engine:
@@ -91,6 +98,14 @@ class Engine:
         self._ended = []
         self._with_deadline.difference_update(output.finished)
         return output
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        """Calls ``on_failure``, on any thread, when steps can run no more; a step that runs then raises too."""
+        self._runner.watch(on_failure)
+
+    def close(self) -> None:
+        """Gives up what the steps were computed with; no step may follow."""
+        self._runner.close()
 
     def _expire(self) -> None:
         if self._with_deadline:

@@ -21,7 +21,7 @@ class EngineLoop:
     Args:
         engine: built, and not yet running.
         on_output: called on the event loop after every step, with the load it left.
-        on_failure: called on the event loop when a step raised; the engine is dead from then on.
+        on_failure: called on the event loop once, when a step raised or the engine was lost; it is dead from then on.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._step_started: float | None = None
+        self._failed = False
 
     @property
     def step(self) -> int:
@@ -52,15 +53,21 @@ class EngineLoop:
 
     def start(self) -> worker_pb2.Load:
         """Starts the thread; outputs go to the running event loop. Returns the load at rest."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+
+        def on_failure(error: Exception) -> None:
+            loop.call_soon_threadsafe(self._fail, error)
+
+        self._engine.watch(on_failure)
         load = self._load()
         self._thread.start()
         return load
 
     def stop(self, timeout: float) -> None:
-        """Ends the thread after the running step; blocks for at most ``timeout`` seconds."""
+        """Ends the thread after the running step, for which it waits at most ``timeout`` seconds, and the engine."""
         self._commands.put(None)
         self._thread.join(timeout)
+        self._engine.close()
 
     def add(self, seq: Sequence) -> None:
         """Queues a sequence for the engine."""
@@ -80,7 +87,13 @@ class EngineLoop:
                 self._loop.call_soon_threadsafe(self._on_output, output, self._load())
         except Exception as error:  # whatever a step raises, the requests must hear of it
             logger.exception("engine step failed")
-            self._loop.call_soon_threadsafe(self._on_failure, error)
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Reports the first failure; a lost part of the engine makes a running step raise as well."""
+        if not self._failed:
+            self._failed = True
+            self._on_failure(error)
 
     def _obey(self) -> bool:
         """Carries out the commands that came, waiting for one when there is nothing to run. False: stop."""

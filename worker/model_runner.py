@@ -1,5 +1,6 @@
 """Runs planned steps on the device: forward pass, logits, sampling. Decides nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +11,10 @@ from kernels.sampling import sample
 from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
-from worker.scheduler import PromptRow, Sampled, StepPlan
+from worker.scheduler import PromptRow, Sampled, StepPlan, prompt_logit_pieces
 from worker.sequence import TokenLogprobs
 from worker.step_input import build_adjustments, build_sampling, build_step_input
 from worker.token_history import TokenHistory
-
-# Prompt tokens whose logits are held at once: each takes as many floats as the vocabulary has tokens.
-_PROMPT_LOGITS_AT_ONCE = 64
 
 
 class ModelRunner:
@@ -77,14 +75,21 @@ class ModelRunner:
 
     def _prompt_logprobs(self, plan: StepPlan, row: PromptRow, hidden: torch.Tensor) -> list["LogprobColumns"]:
         """Log-probabilities of a chunk's targets, a few tokens at a time."""
-        start = sum(plan.counts[: row.sequence]) + row.first - 1 - plan.starts[row.sequence]
         targets = torch.tensor(row.targets.tolist(), dtype=torch.int64, device=self.device)
-        pieces = []
-        for done in range(0, len(targets), _PROMPT_LOGITS_AT_ONCE):
-            wanted = targets[done : done + _PROMPT_LOGITS_AT_ONCE]
-            logits = self.model.logits(hidden[start + done : start + done + len(wanted)])
-            pieces.append(LogprobColumns(*map(_to_host, token_logprobs(logits, wanted, row.top_count))))
-        return pieces
+        columns = []
+        done = 0
+        for piece in prompt_logit_pieces(plan, row):
+            logits = self.model.logits(hidden[piece.start : piece.stop])
+            wanted = targets[done : done + len(piece)]
+            columns.append(LogprobColumns(*map(_to_host, token_logprobs(logits, wanted, row.top_count))))
+            done += len(piece)
+        return columns
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        """Nothing is lost between steps that are computed here."""
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -123,6 +123,17 @@ class StepOutput:
     finished: list[Sequence] = field(default_factory=list)
 
 
+# Prompt tokens whose logits are held at once: each takes as many floats as the vocabulary has tokens.
+_PROMPT_LOGITS_AT_ONCE = 64
+
+
+def prompt_logit_pieces(plan: StepPlan, row: PromptRow) -> list[range]:
+    """The step's tokens that predict a row's targets, by their places in the step, in pieces that fit into memory."""
+    start = sum(plan.counts[: row.sequence]) + row.first - 1 - plan.starts[row.sequence]
+    end = start + len(row.targets)
+    return [range(at, min(at + _PROMPT_LOGITS_AT_ONCE, end)) for at in range(start, end, _PROMPT_LOGITS_AT_ONCE)]
+
+
 class Scheduler:
     """Waiting and running sequences, and the blocks they hold.
 

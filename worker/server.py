@@ -68,7 +68,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         for stream in self._streams:
             stream.close()
         if self._serving is not None:
-            await asyncio.to_thread(self._serving.loop.stop, 5.0)
+            await asyncio.to_thread(self._serving.loop.stop, 1.0 if self.failed.is_set() else 5.0)
 
     async def Connect(
         self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: "ServicerContext[Any, Any]"
@@ -131,6 +131,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return None
 
     def _on_output(self, output: StepOutput, load: worker_pb2.Load) -> None:
+        if self.failed.is_set():
+            return
         for seq in output.admitted:
             self._owners[seq].admitted(seq)
         for seq, first_index, rows in output.prompt_logprobs:

@@ -3,13 +3,14 @@
 import logging
 import sys
 import time
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
 
 from worker.block_pool import BlockPool
 from worker.config import ConfigError, WorkerConfig
-from worker.engine import Engine, EngineLimits
+from worker.engine import Engine, EngineLimits, Runner
 from worker.kv_cache import KVCache, bytes_per_block
 from worker.loader import open_checkpoint
 from worker.loader.checkpoint import Checkpoint, manifest_hash
@@ -17,6 +18,10 @@ from worker.loader.weights import fill_randomly, load_weights
 from worker.model_config import ModelConfig
 from worker.model_runner import ModelRunner
 from worker.models import CausalLM, build_model
+from worker.parallel.group import leave_group
+from worker.parallel.ranks import Ranks
+from worker.parallel.runners import LeaderRunner
+from worker.parallel.shards import ALONE, Parallel, check_degree
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
 
@@ -32,61 +37,133 @@ _DTYPES = {
 _CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 
 
+@dataclass(frozen=True)
+class Setup:
+    """The settings, every default that depends on the model or the machine filled in."""
+
+    config: WorkerConfig
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    def for_rank(self, rank: int) -> WorkerConfig:
+        """The settings of one rank, from which it comes to the same setup."""
+        return replace(
+            self.config,
+            device=f"cuda:{rank}" if self.device.type == "cuda" else "cpu",
+            dtype=_dtype_name(self.dtype),
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            tensor_parallel_size=1,
+        )
+
+
 def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:
-    """Loads the model and builds an engine that has run its first step.
+    """Loads the model and builds an engine that has run its first step. The engine is to be closed in the end.
 
     Raises:
         ConfigError: a setting does not fit the model or the machine.
         CheckpointError, UnsupportedModel: the model cannot be served.
+        RankFailed: a rank ended meanwhile.
     """
     started = time.monotonic()
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
     checkpoint = open_checkpoint(config.model)
-    model_config = checkpoint.config
-    max_model_len = config.max_model_len or model_config.max_position
-    if max_model_len > model_config.max_position:
-        raise ConfigError(
-            f"--max-model-len is {max_model_len}, but {checkpoint.name} knows {model_config.max_position} positions"
-        )
+    setup = resolve(config, checkpoint)
+    size = config.tensor_parallel_size
+    architecture, dtype = checkpoint.config.architecture, _dtype_name(setup.dtype)
+    ranks_text = f", {size} ranks" if size > 1 else ""
+    logger.info("model %s (%s), %s on %s%s", checkpoint.name, architecture, dtype, setup.device, ranks_text)
+    if size == 1:
+        built = _build(setup, checkpoint, None)
+    else:
+        check_degree(checkpoint.config, size)
+        ranks = _start_ranks(setup)
+        try:
+            built = _build(setup, checkpoint, ranks)
+        except BaseException:
+            ranks.close()
+            leave_group()
+            raise
+    logger.info("engine ready after %.1f s", time.monotonic() - started)
+    return built
+
+
+def resolve(config: WorkerConfig, checkpoint: Checkpoint) -> Setup:
+    """Fills in the defaults that depend on the model or the machine. Raises ConfigError when a setting fits neither."""
+    device = resolve_device(config.device, config.tensor_parallel_size)
+    longest = checkpoint.config.max_position
+    max_model_len = config.max_model_len or longest
+    if max_model_len > longest:
+        raise ConfigError(f"--max-model-len is {max_model_len}, but {checkpoint.name} knows {longest} positions")
     on_cpu = device.type == "cpu"
     max_num_seqs = config.max_num_seqs or (64 if on_cpu else 256)
     max_num_batched_tokens = max(config.max_num_batched_tokens or (512 if on_cpu else 8192), max_num_seqs)
+    dtype = resolve_dtype(config.dtype, device)
+    return Setup(config, device, dtype, max_model_len, max_num_seqs, max_num_batched_tokens)
 
-    logger.info("model %s (%s), %s on %s", checkpoint.name, model_config.architecture, _dtype_name(dtype), device)
-    model, manifest = load_model(config, checkpoint, max_model_len, dtype, device)
-    num_blocks = count_blocks(config, model_config, max_model_len, dtype, device)
-    cache = KVCache(model_config, num_blocks, config.block_size, dtype, device)
-    size = num_blocks * bytes_per_block(model_config, config.block_size, dtype) / 2**20
-    logger.info("KV cache: %d blocks of %d tokens, %.0f MiB", num_blocks, config.block_size, size)
+
+def _start_ranks(setup: Setup) -> Ranks:
+    """Starts the other ranks; this process takes its own share of the cores, or the first GPU."""
+    size = setup.config.tensor_parallel_size
+    threads = None
+    if setup.device.type == "cpu":
+        threads = max(1, torch.get_num_threads() // size)
+        torch.set_num_threads(threads)
+    return Ranks(size, threads)
+
+
+def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[Engine, EngineLimits]:
+    config, model_config, device = setup.config, checkpoint.config, setup.device
+    parallel = ALONE
+    if ranks is not None:
+        ranks.configure([setup.for_rank(rank) for rank in range(1, ranks.size)])
+        parallel = ranks.join(device)
+    model, manifest = load_model(config, checkpoint, setup.max_model_len, setup.dtype, device, parallel)
+    num_blocks, source = fitting_blocks(config, model_config, setup.dtype, device, parallel)
+    if ranks is not None:
+        # Every rank holds its share of every block: the one with the least memory decides.
+        num_blocks = min(num_blocks, *(values["num_blocks"] for values in ranks.gather()))
+    per_block = bytes_per_block(model_config, config.block_size, setup.dtype, parallel)
+    check_blocks(num_blocks, source, per_block, config.block_size, setup.max_model_len)
+    cache = KVCache(model_config, num_blocks, config.block_size, setup.dtype, device, parallel)
+    size = num_blocks * per_block / 2**20
+    each = " each" if parallel.size > 1 else ""
+    logger.info("KV cache: %d blocks of %d tokens, %.0f MiB%s", num_blocks, config.block_size, size, each)
 
     scheduler = Scheduler(
         BlockPool(num_blocks, config.enable_prefix_caching),
         config.block_size,
-        max_num_seqs,
-        max_num_batched_tokens,
+        setup.max_num_seqs,
+        setup.max_num_batched_tokens,
         config.long_prefill_token_threshold,
     )
-    runner = ModelRunner(model, cache, max_num_seqs, model_config.vocab_size, device)
-    async_scheduling = not on_cpu if config.async_scheduling is None else config.async_scheduling
+    own_runner = ModelRunner(model, cache, setup.max_num_seqs, model_config.vocab_size, device)
+    runner: Runner = own_runner
+    if ranks is not None:
+        ranks.tell(num_blocks=num_blocks)
+        ranks.gather()
+        runner = LeaderRunner(own_runner, ranks, parallel)
+    async_scheduling = device.type != "cpu" if config.async_scheduling is None else config.async_scheduling
     engine = Engine(scheduler, runner, async_scheduling)
-    _warm_up(engine, min(max_num_batched_tokens, max_model_len - 1))
-    logger.info("engine ready after %.1f s", time.monotonic() - started)
+    _warm_up(engine, min(setup.max_num_batched_tokens, setup.max_model_len - 1))
     limits = EngineLimits(
         model=checkpoint.name,
         manifest_hash=manifest,
         vocab_size=model_config.vocab_size,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=setup.max_model_len,
+        max_num_seqs=setup.max_num_seqs,
+        max_num_batched_tokens=setup.max_num_batched_tokens,
     )
     return engine, limits
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device of a --device flag. Raises ConfigError when it is not there."""
+def resolve_device(name: str, ranks: int = 1) -> torch.device:
+    """The device of a --device flag, of rank 0 when there are several. Raises ConfigError when it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -97,6 +174,15 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"--device {name} is not supported; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {name}: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+    if device.type == "cuda" and ranks > 1:
+        if ":" in name:
+            raise ConfigError(f"--device {name} names one GPU, but every rank needs one of its own; use cuda")
+        if ranks > torch.cuda.device_count():
+            raise ConfigError(
+                f"--tensor-parallel-size is {ranks}, but torch sees {torch.cuda.device_count()} CUDA devices and every "
+                "rank needs one of its own; lower it, or give --device cpu"
+            )
+        return torch.device("cuda:0")
     return device
 
 
@@ -109,49 +195,59 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load_model(
-    config: WorkerConfig, checkpoint: Checkpoint, max_model_len: int, dtype: torch.dtype, device: torch.device
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: Parallel = ALONE,
 ) -> tuple[CausalLM, str]:
-    """The model with its weights on the device, and the hash of its manifest."""
+    """A rank's share of the model with its weights on the device, and the hash of the whole model's manifest."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            model = build_model(checkpoint.config, max_model_len)
+            model = build_model(checkpoint.config, max_model_len, parallel)
     finally:
         torch.set_default_dtype(default)
     if config.load_format == "dummy":
         fill_randomly(model, config.seed)
         return model, manifest_hash(checkpoint.config, {})
-    progress = LoadProgress("loading weights")
-    load_weights(model, checkpoint, progress.update)
-    progress.close()
+    if parallel.rank > 0:
+        load_weights(model, checkpoint)
+    else:
+        progress = LoadProgress("loading weights")
+        load_weights(model, checkpoint, progress.update)
+        progress.close()
     return model, manifest_hash(checkpoint.config, checkpoint.shapes())
 
 
-def count_blocks(
-    config: WorkerConfig, model: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> int:
-    """How many KV blocks to have. Raises ConfigError when one sequence of ``max_model_len`` would not fit."""
-    per_block = bytes_per_block(model, config.block_size, dtype)
+def fitting_blocks(
+    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE
+) -> tuple[int, str]:
+    """How many KV blocks there is room for on this rank, and the setting that says so."""
+    per_block = bytes_per_block(model, config.block_size, dtype, parallel)
     if config.num_gpu_blocks_override is not None:
-        blocks, source = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
-    elif config.kv_cache_memory_bytes is not None:
-        blocks, source = config.kv_cache_memory_bytes // per_block, "--kv-cache-memory-bytes"
-    elif device.type == "cpu":
-        blocks, source = _CPU_KV_CACHE_BYTES // per_block, "the cpu's default of 512 MiB (--kv-cache-memory-bytes)"
-    else:
-        free, total = torch.cuda.mem_get_info(device)
-        # What this process may still take of its share; a tenth of it is left to activations.
-        budget = 0.9 * (free - (1 - config.gpu_memory_utilization) * total)
-        blocks, source = max(0, int(budget)) // per_block, "--gpu-memory-utilization"
-    needed = -(-max_model_len // config.block_size)
+        return config.num_gpu_blocks_override, "--num-gpu-blocks-override"
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes // per_block, "--kv-cache-memory-bytes"
+    if device.type == "cpu":
+        return _CPU_KV_CACHE_BYTES // per_block, "the cpu's default of 512 MiB (--kv-cache-memory-bytes)"
+    free, total = torch.cuda.mem_get_info(device)
+    # What this process may still take of its share; a tenth of it is left to activations.
+    budget = 0.9 * (free - (1 - config.gpu_memory_utilization) * total)
+    return max(0, int(budget)) // per_block, "--gpu-memory-utilization"
+
+
+def check_blocks(blocks: int, source: str, per_block: int, block_size: int, max_model_len: int) -> None:
+    """Raises ConfigError when one sequence of ``max_model_len`` does not fit into the blocks that ``source`` gave."""
+    needed = -(-max_model_len // block_size)
     if blocks < needed:
         raise ConfigError(
-            f"{source} gives {blocks} KV blocks of {config.block_size} tokens, but one sequence of --max-model-len "
+            f"{source} gives {blocks} KV blocks of {block_size} tokens, but one sequence of --max-model-len "
             f"{max_model_len} needs {needed} ({needed * per_block / 2**20:.0f} MiB); "
-            f"lower --max-model-len to {blocks * config.block_size} or raise the size"
+            f"lower --max-model-len to {blocks * block_size} or raise the size"
         )
-    return blocks
 
 
 class LoadProgress:

@@ -5,6 +5,8 @@ reads the whole context back through the block table. A token written to the wro
 preemption or shared with the wrong prefix changes the output.
 """
 
+from collections.abc import Callable
+
 from worker.scheduler import Sampled, StepPlan
 
 VOCAB = 50
@@ -67,3 +69,9 @@ class FakeRunner:
         for index, token in zip(plan.samples, ids, strict=True):
             self.last[plan.rows[index]] = token
         return Launched(ids)
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        self.on_failure = on_failure
+
+    def close(self) -> None:
+        self.closed = True

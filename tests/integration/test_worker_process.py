@@ -133,7 +133,8 @@ async def test_second_signal_ends_a_drain_at_once(model):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tensor-parallel-size", "4"], "--tensor-parallel-size is 4"),
+        (["--tensor-parallel-size", "3"], "--tensor-parallel-size is 3"),
+        (["--tensor-parallel-size", "0"], "--tensor-parallel-size is 0"),
         (["--quantization", "fp8"], "--quantization fp8 is not supported yet"),
         (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8"),
         (["--max-model-len", "100000"], "--max-model-len is 100000"),

@@ -70,6 +70,13 @@ def test_each_worker_gets_a_gpu_of_its_own() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in place_workers(3, "cpu", {}, 8, ("0", "1"))[0]
 
 
+def test_each_rank_of_each_worker_gets_a_gpu_of_its_own() -> None:
+    places = place_workers(2, "auto", {}, 8, ("0", "1", "2", "3", "4"), gpus_each=2)
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places] == ["0,1", "2,3"]
+    with pytest.raises(PlacementError, match=r"--workers is 2, but 3 GPU.* each worker fills 2"):
+        place_workers(2, "auto", {}, 8, ("0", "1", "2"), gpus_each=2)
+
+
 def test_gpus_that_the_environment_shows() -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, GPU-ab"}) == ("2", "GPU-ab")
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from worker.loader.checkpoint import Checkpoint, CheckpointError
-from worker.models.layers import Linear
+from worker.models.layers import Linear, VocabularyRows
 from worker.models.moe import Experts
+from worker.models.sharding import Target
 
 # Buffers that old checkpoints carry and that are computed here, and the output projection of tied embeddings.
 _IGNORED = (".rotary_emb.inv_freq", "lm_head.weight")
@@ -15,29 +16,23 @@ _IGNORED = (".rotary_emb.inv_freq", "lm_head.weight")
 Progress = Callable[[int, int], None]
 
 
-def targets(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Where each checkpoint tensor goes: its name, and the parameter or the rows of a fused one that it fills."""
-    found: dict[str, torch.Tensor] = {}
+def targets(model: nn.Module) -> dict[str, Target]:
+    """Where each checkpoint tensor goes, by its name."""
+    found: dict[str, Target] = {}
     for path, module in model.named_modules():
         if isinstance(module, Linear):
             parent = path.rpartition(".")[0]
-            start = 0
-            for name, width in module.parts:
-                part = f"{parent}.{name}" if parent else name
-                found[f"{part}.weight"] = module.weight.data[start : start + width]
-                if module.bias is not None:
-                    found[f"{part}.bias"] = module.bias.data[start : start + width]
-                start += width
-        elif isinstance(module, Experts):
-            found.update({f"{path}.{name}": rows for name, rows in module.parts().items()})
+            found.update({f"{parent}.{name}": target for name, target in module.targets().items()})
+        elif isinstance(module, Experts | VocabularyRows):
+            found.update({f"{path}.{name}": target for name, target in module.targets().items()})
         else:
             for name, parameter in module.named_parameters(recurse=False):
-                found[f"{path}.{name}"] = parameter.data
+                found[f"{path}.{name}"] = Target.whole(parameter.data)
     return found
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, progress: Progress = lambda done, total: None) -> None:
-    """Copies every tensor of the checkpoint into the model, converting its dtype.
+    """Copies what the model holds of the checkpoint's tensors into it, converting their dtype.
 
     Args:
         model: built by ``build_model`` from the checkpoint's configuration.
@@ -54,11 +49,11 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, progress: Progress = 
     _check_fit(checkpoint, shapes, wanted)
     for done, (name, tensor) in enumerate(checkpoint.tensors(), start=1):
         if name in wanted:
-            wanted[name].copy_(tensor)
+            wanted[name].fill(tensor)
         progress(done, len(shapes))
 
 
-def _check_fit(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], wanted: dict[str, torch.Tensor]) -> None:
+def _check_fit(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], wanted: dict[str, Target]) -> None:
     """Raises CheckpointError unless the file holds exactly what the model needs, before anything is loaded."""
     if missing := sorted(wanted.keys() - shapes.keys()):
         raise CheckpointError(f"{checkpoint.name} lacks {len(missing)} tensors of the model, first {missing[0]}")
@@ -66,20 +61,20 @@ def _check_fit(checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], wante
         if name in wanted:
             if wanted[name].shape != shape:
                 raise CheckpointError(
-                    f"{checkpoint.name}: {name} has shape {shape}, the model needs {tuple(wanted[name].shape)}"
+                    f"{checkpoint.name}: {name} has shape {shape}, the model needs {wanted[name].shape}"
                 )
         elif not name.endswith(_IGNORED):
             raise CheckpointError(f"{checkpoint.name}: {name} belongs to no part of the model")
 
 
 def fill_randomly(model: nn.Module, seed: int) -> None:
-    """Fills the parameters with small random numbers, for benchmarks: speed does not depend on them."""
-    generator: dict[torch.device, torch.Generator] = {}
-    for parameter in model.parameters():
-        device = parameter.device
-        if device not in generator:
-            generator[device] = torch.Generator(device).manual_seed(seed)
+    """Fills the parameters with small random numbers, for benchmarks: speed does not depend on them.
+
+    A parameter that all ranks hold whole is the same on each of them, whatever the shapes of the others are.
+    """
+    for index, parameter in enumerate(model.parameters()):
         if parameter.ndim == 1:
             parameter.data.fill_(1.0)
         else:
-            parameter.data.normal_(std=0.02, generator=generator[device])
+            generator = torch.Generator(parameter.device).manual_seed(seed + index)
+            parameter.data.normal_(std=0.02, generator=generator)

@@ -11,6 +11,7 @@ from worker.models.gemma import GemmaForCausalLM
 from worker.models.llama import LlamaForCausalLM
 from worker.models.moe import MixtralForCausalLM, Qwen3MoeForCausalLM
 from worker.models.phi3 import Phi3ForCausalLM
+from worker.parallel.shards import ALONE, Parallel
 
 
 class CausalLM(Protocol):
@@ -22,7 +23,7 @@ class CausalLM(Protocol):
         """Final hidden states, [tokens, hidden], of ``token_ids`` and ``positions``, both [tokens] int64."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] to [rows, vocab]."""
+        """[rows, hidden] to [rows, vocab]; of several ranks, only the leader gets them whole."""
 
 
 Family = type[LlamaForCausalLM] | type[GemmaForCausalLM]
@@ -40,12 +41,15 @@ ARCHITECTURES: dict[str, Family] = {
 }
 
 
-def build_model(config: ModelConfig, max_position: int) -> LlamaForCausalLM | GemmaForCausalLM:
+def build_model(
+    config: ModelConfig, max_position: int, parallel: Parallel = ALONE
+) -> LlamaForCausalLM | GemmaForCausalLM:
     """The family's module, its weights not filled yet, on torch's default device and dtype.
 
     Args:
         config: its ``architecture`` chooses the family.
         max_position: the longest context that will be served, in tokens.
+        parallel: which share of the model to hold.
 
     Raises:
         UnsupportedModel: no family has this architecture.
@@ -55,7 +59,7 @@ def build_model(config: ModelConfig, max_position: int) -> LlamaForCausalLM | Ge
         raise UnsupportedModel(
             f"architecture {config.architecture!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
         )
-    return family(config, max_position)
+    return family(config, max_position, parallel)
 
 
 __all__ = ["ARCHITECTURES", "CausalLM", "build_model"]

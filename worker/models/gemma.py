@@ -10,22 +10,23 @@ from torch import nn
 from kernels.attention import AttentionBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
-from worker.models.layers import Angles, Attention, Embedding, GatedMLP, Linear, RMSNorm
+from worker.models.layers import Angles, Attention, Embedding, GatedMLP, OutputHead, RMSNorm
 from worker.models.rope import RotaryAngles
+from worker.parallel.shards import Parallel
 
 
 class GemmaLayer(nn.Module):
     """Attention, then feed-forward, each between two norms."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, parallel: Parallel) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.is_local = config.window(layer) is not None
         self.input_layernorm = RMSNorm(size, eps, offset=1.0)
-        self.self_attn = Attention(config, layer, norm_offset=1.0)
+        self.self_attn = Attention(config, layer, parallel, norm_offset=1.0)
         self.post_attention_layernorm = RMSNorm(size, eps, offset=1.0)
         self.pre_feedforward_layernorm = RMSNorm(size, eps, offset=1.0)
-        self.mlp = GatedMLP(config, config.intermediate_size)
+        self.mlp = GatedMLP(config, config.intermediate_size, parallel)
         self.post_feedforward_layernorm = RMSNorm(size, eps, offset=1.0)
 
     def forward(
@@ -41,12 +42,12 @@ class GemmaLayer(nn.Module):
 class GemmaModel(nn.Module):
     """Scaled embedding, layers and the last norm."""
 
-    def __init__(self, config: ModelConfig, max_position: int) -> None:
+    def __init__(self, config: ModelConfig, max_position: int, parallel: Parallel) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, parallel)
         # Rounded to the model's dtype, as it was in training.
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=torch.get_default_dtype()).item()
-        self.layers = nn.ModuleList(GemmaLayer(config, layer) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(GemmaLayer(config, layer, parallel) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1.0)
         self.angles = RotaryAngles(config.rope, config.head_dim, max_position)
         self.local_angles = (
@@ -70,12 +71,13 @@ class GemmaForCausalLM(nn.Module):
     Args:
         config: the model's sizes.
         max_position: positions to prepare rotary angles for.
+        parallel: which share of it to hold.
     """
 
-    def __init__(self, config: ModelConfig, max_position: int) -> None:
+    def __init__(self, config: ModelConfig, max_position: int, parallel: Parallel) -> None:
         super().__init__()
-        self.model = GemmaModel(config, max_position)
-        self.lm_head = Linear(config.hidden_size, [("lm_head", config.vocab_size)])
+        self.model = GemmaModel(config, max_position, parallel)
+        self.lm_head = OutputHead(config.vocab_size, config.hidden_size, parallel)
         self.softcap = config.logit_softcap
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -87,6 +89,6 @@ class GemmaForCausalLM(nn.Module):
         return self.model(token_ids, positions, cache, batch)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] to [rows, vocab]."""
+        """[rows, hidden] to [rows, vocab], whole on the leader only."""
         logits = self.lm_head(hidden)
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap

@@ -1,6 +1,7 @@
 """Layers that the model families share. Weights are created empty and filled by the loader.
 
-A fused projection declares the checkpoint's separate tensors as *parts*: rows of its weight, in order.
+A fused projection declares the checkpoint's separate tensors as *parts*: rows of its weight, in order. Layers that are
+divided among ranks hold a share of each tensor and tell the loader which (``targets``).
 """
 
 import torch
@@ -15,6 +16,8 @@ from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary import rotate
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
+from worker.models.sharding import Part, Piece, Target, part, scaled
+from worker.parallel.shards import ALONE, Parallel
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 
@@ -48,37 +51,101 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
     """``x @ weight.T + bias``, with the outputs of several checkpoint tensors side by side.
 
+    Divided by outputs, every rank computes its own from the whole input. Divided by inputs, every rank computes all
+    outputs from its share of the input, and they are summed.
+
     Args:
-        in_features: width of the input.
-        parts: (checkpoint name, output width) of each fused tensor.
+        in_features: width of the whole input.
+        parts: the fused tensors, and the outputs held of each.
+        inputs: the inputs held; None is all.
     """
 
-    def __init__(self, in_features: int, parts: list[tuple[str, int]], bias: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        parts: list[Part],
+        bias: bool = False,
+        inputs: range | None = None,
+        parallel: Parallel = ALONE,
+    ) -> None:
         super().__init__()
-        out_features = sum(width for _, width in parts)
+        out_features = sum(len(rows) for part in parts for rows in part.held)
+        self.in_features = in_features
         self.parts = parts
-        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.inputs = inputs or range(in_features)
+        self.sum = parallel.sum if len(self.inputs) < in_features else None
+        self.weight = nn.Parameter(torch.empty(out_features, len(self.inputs)), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, in_features] to [tokens, sum of the parts' widths]."""
-        return linear(x, self.weight, self.bias)
+        """[tokens, inputs held] to [tokens, outputs held]."""
+        if self.sum is None:
+            return linear(x, self.weight, self.bias)
+        y = self.sum(linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+
+    def targets(self) -> dict[str, Target]:
+        """Where each checkpoint tensor goes, by its name below the module that owns this one."""
+        found = {}
+        columns = slice(self.inputs.start, self.inputs.stop)
+        start = 0
+        for fused in self.parts:
+            weight, bias = [], []
+            for rows in fused.held:
+                place, taken = slice(start, start + len(rows)), slice(rows.start, rows.stop)
+                weight.append(Piece(self.weight.data[place], (taken, columns)))
+                if self.bias is not None:
+                    bias.append(Piece(self.bias.data[place], (taken,)))
+                start += len(rows)
+            found[f"{fused.name}.weight"] = Target((fused.width, self.in_features), tuple(weight))
+            if self.bias is not None:
+                found[f"{fused.name}.bias"] = Target((fused.width,), tuple(bias))
+        return found
 
 
-class Embedding(nn.Module):
-    """Token embeddings; their weight may serve as the output projection too."""
+class VocabularyRows(nn.Module):
+    """A row for each token of this rank's share of the vocabulary: what embedding and output projection have in common.
 
-    def __init__(self, vocab_size: int, size: int) -> None:
+    All ranks' shares have the same size; rows beyond the vocabulary stay zero.
+    """
+
+    def __init__(self, vocab_size: int, size: int, parallel: Parallel) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, size), requires_grad=False)
+        self.vocab_size = vocab_size
+        self.parallel = parallel
+        self.rows = parallel.padded_share(vocab_size)
+        make = torch.zeros if self.rows.stop > vocab_size else torch.empty
+        self.weight = nn.Parameter(make(len(self.rows), size), requires_grad=False)
+
+    def targets(self) -> dict[str, Target]:
+        """Where each checkpoint tensor goes, by its name below this module."""
+        taken = slice(min(self.rows.start, self.vocab_size), min(self.rows.stop, self.vocab_size))
+        held = self.weight.data[: taken.stop - taken.start]
+        return {"weight": Target((self.vocab_size, self.weight.shape[1]), (Piece(held, (taken,)),))}
+
+
+class Embedding(VocabularyRows):
+    """Token embeddings; their weight may serve as the output projection too."""
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] int64 to [tokens, size]."""
-        return F.embedding(token_ids, self.weight)
+        if self.parallel.size == 1:
+            return F.embedding(token_ids, self.weight)
+        elsewhere = (token_ids < self.rows.start) | (token_ids >= self.rows.stop)
+        held = F.embedding((token_ids - self.rows.start).masked_fill(elsewhere, 0), self.weight)
+        return self.parallel.sum(held.masked_fill(elsewhere[:, None], 0))
+
+
+class OutputHead(VocabularyRows):
+    """The output projection."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, size] to logits, [rows, vocab], which are whole on the leader only."""
+        return self.parallel.join(linear(x, self.weight))[:, : self.vocab_size]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (Ainslie et al., 2023) over the paged cache.
+    """Grouped-query attention (Ainslie et al., 2023) over the paged cache, divided by heads.
 
     Args:
         config: sizes, biases, normalised heads, soft cap.
@@ -86,19 +153,25 @@ class Attention(nn.Module):
         fused: the checkpoint itself holds one tensor for query, key and value.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, norm_offset: float = 0.0, fused: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, parallel: Parallel, norm_offset: float = 0.0, fused: bool = False
+    ) -> None:
         super().__init__()
         self.layer = layer
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.head_dim = config.head_dim
         self.scale = config.query_scale or config.head_dim**-0.5
         self.window = config.window(layer)
         self.softcap = config.attention_softcap
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        parts = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
+        heads, kv_heads = parallel.share(config.num_heads), parallel.kv_heads(config.num_kv_heads)
+        self.num_heads, self.num_kv_heads = len(heads), len(kv_heads)
+        query = (config.num_heads * self.head_dim, scaled(heads, self.head_dim))
+        key = (config.num_kv_heads * self.head_dim, scaled(kv_heads, self.head_dim))
+        parts = [part("q_proj", query), part("k_proj", key), part("v_proj", key)]
         if fused:
-            parts = [("qkv_proj", queries + 2 * keys)]
+            parts = [part("qkv_proj", query, key, key)]
         self.qkv_proj = Linear(config.hidden_size, parts, bias=config.qkv_bias)
-        self.o_proj = Linear(queries, [("o_proj", config.hidden_size)], bias=config.o_bias)
+        output = [part("o_proj", (config.hidden_size, range(config.hidden_size)))]
+        self.o_proj = Linear(query[0], output, bias=config.o_bias, inputs=query[1], parallel=parallel)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
 
@@ -116,7 +189,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Gated feed-forward layer.
+    """Gated feed-forward layer, divided by its inner width.
 
     Args:
         config: hidden size, biases, activation.
@@ -124,12 +197,14 @@ class GatedMLP(nn.Module):
         fused: the checkpoint itself holds one tensor for gate and up.
     """
 
-    def __init__(self, config: ModelConfig, intermediate_size: int, fused: bool = False) -> None:
+    def __init__(self, config: ModelConfig, intermediate_size: int, parallel: Parallel, fused: bool = False) -> None:
         super().__init__()
-        size, wide = config.hidden_size, intermediate_size
-        parts = [("gate_up_proj", 2 * wide)] if fused else [("gate_proj", wide), ("up_proj", wide)]
+        size = config.hidden_size
+        inner = (intermediate_size, parallel.share(intermediate_size))
+        parts = [part("gate_up_proj", inner, inner)] if fused else [part("gate_proj", inner), part("up_proj", inner)]
         self.gate_up_proj = Linear(size, parts, bias=config.mlp_bias)
-        self.down_proj = Linear(wide, [("down_proj", size)], bias=config.mlp_bias)
+        output = [part("down_proj", (size, range(size)))]
+        self.down_proj = Linear(intermediate_size, output, config.mlp_bias, inputs=inner[1], parallel=parallel)
         self.activation = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[config.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

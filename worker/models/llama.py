@@ -10,19 +10,20 @@ from torch import nn
 from kernels.attention import AttentionBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
-from worker.models.layers import Angles, Attention, Embedding, GatedMLP, Linear, RMSNorm
+from worker.models.layers import Angles, Attention, Embedding, GatedMLP, OutputHead, RMSNorm
 from worker.models.rope import RotaryAngles
+from worker.parallel.shards import Parallel
 
 
 class LlamaLayer(nn.Module):
     """Attention, then feed-forward, each after a norm of the residual stream."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, parallel: Parallel) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
+        self.self_attn = Attention(config, layer, parallel)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp: nn.Module = GatedMLP(config, config.intermediate_size)
+        self.mlp: nn.Module = GatedMLP(config, config.intermediate_size, parallel)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, angles: Angles, cache: KVCache, batch: AttentionBatch
@@ -41,10 +42,10 @@ class LlamaLayer(nn.Module):
 class LlamaModel(nn.Module):
     """Embedding, layers and the last norm."""
 
-    def __init__(self, config: ModelConfig, max_position: int, layer: type[LlamaLayer]) -> None:
+    def __init__(self, config: ModelConfig, max_position: int, layer: type[LlamaLayer], parallel: Parallel) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(layer(config, index) for index in range(config.num_layers))
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, parallel)
+        self.layers = nn.ModuleList(layer(config, index, parallel) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.angles = RotaryAngles(config.rope, config.head_dim, max_position)
 
@@ -65,14 +66,15 @@ class LlamaForCausalLM(nn.Module):
     Args:
         config: the model's sizes.
         max_position: positions to prepare rotary angles for.
+        parallel: which share of it to hold.
     """
 
     layer_class: type[LlamaLayer] = LlamaLayer
 
-    def __init__(self, config: ModelConfig, max_position: int) -> None:
+    def __init__(self, config: ModelConfig, max_position: int, parallel: Parallel) -> None:
         super().__init__()
-        self.model: nn.Module = LlamaModel(config, max_position, self.layer_class)
-        self.lm_head = Linear(config.hidden_size, [("lm_head", config.vocab_size)])
+        self.model: nn.Module = LlamaModel(config, max_position, self.layer_class, parallel)
+        self.lm_head = OutputHead(config.vocab_size, config.hidden_size, parallel)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -83,5 +85,5 @@ class LlamaForCausalLM(nn.Module):
         return self.model(token_ids, positions, cache, batch)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] to [rows, vocab]."""
+        """[rows, hidden] to [rows, vocab], whole on the leader only."""
         return self.lm_head(hidden)

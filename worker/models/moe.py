@@ -11,34 +11,45 @@ from kernels.experts import experts_mlp
 from worker.model_config import ModelConfig
 from worker.models.layers import Linear
 from worker.models.llama import LlamaForCausalLM, LlamaLayer
+from worker.models.sharding import Piece, Target, part
+from worker.parallel.shards import Parallel
 
 
 class Experts(nn.Module):
-    """All experts' gated feed-forward layers, stacked.
+    """All experts' gated feed-forward layers, stacked, each divided by its inner width.
 
     The checkpoint holds them one by one, under the names given.
     """
 
-    def __init__(self, count: int, hidden_size: int, intermediate_size: int, names: tuple[str, str, str]) -> None:
+    def __init__(
+        self, count: int, hidden_size: int, intermediate_size: int, names: tuple[str, str, str], parallel: Parallel
+    ) -> None:
         super().__init__()
         self.names = names
-        self.gate_up = nn.Parameter(torch.empty(count, 2 * intermediate_size, hidden_size), requires_grad=False)
-        self.down = nn.Parameter(torch.empty(count, hidden_size, intermediate_size), requires_grad=False)
+        self.parallel = parallel
+        self.intermediate_size = intermediate_size
+        self.held = parallel.share(intermediate_size)
+        wide = len(self.held)
+        self.gate_up = nn.Parameter(torch.empty(count, 2 * wide, hidden_size), requires_grad=False)
+        self.down = nn.Parameter(torch.empty(count, hidden_size, wide), requires_grad=False)
 
-    def parts(self) -> dict[str, torch.Tensor]:
+    def targets(self) -> dict[str, Target]:
         """Where each checkpoint tensor goes, by its name below this module."""
         gate, up, down = self.names
-        half = self.gate_up.shape[1] // 2
+        wide, hidden_size = len(self.held), self.down.shape[1]
+        inner, outer = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
+        held = slice(self.held.start, self.held.stop)
         found = {}
         for expert in range(len(self.gate_up)):
-            found[f"{expert}.{gate}.weight"] = self.gate_up.data[expert, :half]
-            found[f"{expert}.{up}.weight"] = self.gate_up.data[expert, half:]
-            found[f"{expert}.{down}.weight"] = self.down.data[expert]
+            both = self.gate_up.data[expert]
+            found[f"{expert}.{gate}.weight"] = Target(inner, (Piece(both[:wide], (held,)),))
+            found[f"{expert}.{up}.weight"] = Target(inner, (Piece(both[wide:], (held,)),))
+            found[f"{expert}.{down}.weight"] = Target(outer, (Piece(self.down.data[expert], (slice(None), held)),))
         return found
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden], [tokens, chosen] twice, to [tokens, hidden]."""
-        return experts_mlp(x, self.gate_up, self.down, experts, weights)
+        return self.parallel.sum(experts_mlp(x, self.gate_up, self.down, experts, weights))
 
 
 class SparseMLP(nn.Module):
@@ -46,13 +57,14 @@ class SparseMLP(nn.Module):
 
     names = ("gate_proj", "up_proj", "down_proj")
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
         if config.experts is None:
             raise ValueError("the configuration has no experts")
         self.per_token, self.normalize = config.experts.per_token, config.experts.normalize
-        self.gate = Linear(config.hidden_size, [("gate", config.experts.count)])
-        self.experts = Experts(config.experts.count, config.hidden_size, config.experts.intermediate_size, self.names)
+        count, wide = config.experts.count, config.experts.intermediate_size
+        self.gate = Linear(config.hidden_size, [part("gate", (count, range(count)))])
+        self.experts = Experts(count, config.hidden_size, wide, self.names, parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]."""
@@ -66,9 +78,9 @@ class SparseMLP(nn.Module):
 class Qwen3MoeLayer(LlamaLayer):
     """Llama's layer with experts."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer)
-        self.mlp = SparseMLP(config)
+    def __init__(self, config: ModelConfig, layer: int, parallel: Parallel) -> None:
+        super().__init__(config, layer, parallel)
+        self.mlp = SparseMLP(config, parallel)
 
 
 class Qwen3MoeForCausalLM(LlamaForCausalLM):
@@ -86,10 +98,10 @@ class MixtralMLP(SparseMLP):
 class MixtralLayer(LlamaLayer):
     """Llama's layer with experts."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer)
+    def __init__(self, config: ModelConfig, layer: int, parallel: Parallel) -> None:
+        super().__init__(config, layer, parallel)
         del self.mlp
-        self.block_sparse_moe = MixtralMLP(config)
+        self.block_sparse_moe = MixtralMLP(config, parallel)
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.block_sparse_moe(x)

@@ -3,15 +3,16 @@
 from worker.model_config import ModelConfig
 from worker.models.layers import Attention, GatedMLP
 from worker.models.llama import LlamaForCausalLM, LlamaLayer
+from worker.parallel.shards import Parallel
 
 
 class Phi3Layer(LlamaLayer):
     """Llama's layer over fused tensors."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer)
-        self.self_attn = Attention(config, layer, fused=True)
-        self.mlp = GatedMLP(config, config.intermediate_size, fused=True)
+    def __init__(self, config: ModelConfig, layer: int, parallel: Parallel) -> None:
+        super().__init__(config, layer, parallel)
+        self.self_attn = Attention(config, layer, parallel, fused=True)
+        self.mlp = GatedMLP(config, config.intermediate_size, parallel, fused=True)
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):
