@@ -144,13 +144,13 @@ def test_a_long_bad_word_is_kept_out(model, prompts):
     assert output == oracle(model[1], prompt, params)
 
 
-@pytest.mark.parametrize("budget", [64, 7])
-def test_logprobs_of_output_and_prompt(model, prompts, budget):
+@pytest.mark.parametrize(("budget", "ranks"), [(64, 1), (7, 1), (7, 2)])
+def test_logprobs_of_output_and_prompt(model, prompts, budget, ranks):
     """Against log-softmax of transformers' logits; rules and temperature do not change what is reported."""
     engine, _ = build_engine(
         WorkerConfig(
             model=model[0], dtype="float32", kv_cache_memory_bytes=1 << 21, max_num_batched_tokens=budget,
-            max_num_seqs=4,
+            max_num_seqs=4, tensor_parallel_size=ranks,
         )
     )  # fmt: skip
     prompt = prompts["allowed"]
@@ -159,6 +159,7 @@ def test_logprobs_of_output_and_prompt(model, prompts, budget):
     (output, rows, of_prompt), (greedy, greedy_rows, none), (_, nothing, _) = run(
         engine, [(prompt, params), (prompt, only_chosen), (prompt, SamplingParams(temperature=0))]
     )
+    engine.close()
     with torch.inference_mode():
         reference = model[1](torch.tensor([prompt + output])).logits[0].log_softmax(-1)
         greedy_reference = model[1](torch.tensor([prompt + greedy])).logits[0].log_softmax(-1)

@@ -9,7 +9,7 @@ from worker.config import ConfigError
 from worker.model_config import ModelConfig, RopeConfig
 from worker.parallel.plan_wire import PlanPacker, PlanUnpacker
 from worker.parallel.shards import Parallel, check_degree
-from worker.scheduler import Scheduler, StepPlan
+from worker.scheduler import Sampled, Scheduler, StepPlan
 from worker.sequence import FinishReason, SamplingParams, Sequence, token_array
 
 IDS = st.integers(0, 2**31 - 1)
@@ -66,7 +66,7 @@ def test_a_schedulers_plans_arrive_with_preemption_and_cancellation(requests):
         if plan is None:
             continue
         assert columns(unpacker.unpack(packer.pack(plan)).plan) == columns(plan)
-        scheduler.settle(plan, [1] * len(plan.samples))
+        scheduler.settle(plan, Sampled([1] * len(plan.samples)))
         if cancel:
             scheduler.cancel(seq, FinishReason.CANCELLED)
 
