@@ -65,9 +65,12 @@ class Chunks:
             self._choice(index, self._shape.opening, '"finish_reason":null') for index in range(len(self._before))
         )
 
-    def text(self, index: int, text: str) -> bytes:
-        """New text of one choice."""
-        return f"{self._before[index]}{_encode(text)}{self._after}".encode()
+    def text(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
+        """New text of one choice, with the log-probabilities of its tokens when they were asked for."""
+        if logprobs is None:
+            return f"{self._before[index]}{_encode(text)}{self._after}".encode()
+        content = f"{self._shape.before_text}{_encode(text)}{self._shape.after_text}"
+        return self._choice(index, content, '"finish_reason":null', _encode(logprobs))
 
     def finish(self, index: int, reason: FinishReason, stop_reason: str | int | None) -> bytes:
         """The last chunk of one choice."""
@@ -78,6 +81,6 @@ class Chunks:
         """The chunk without choices that ends a stream with usage."""
         return f'{self._head}"choices":[],"usage":{usage.model_dump_json()}}}\n\n'.encode()
 
-    def _choice(self, index: int, content: str, finish: str) -> bytes:
-        choice = f'{{"index":{index},{content},"logprobs":null,{finish}}}'
+    def _choice(self, index: int, content: str, finish: str, logprobs: str = "null") -> bytes:
+        choice = f'{{"index":{index},{content},"logprobs":{logprobs},{finish}}}'
         return f'{self._head}"choices":[{choice}]{self._tail}'.encode()

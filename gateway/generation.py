@@ -8,11 +8,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
 from gateway.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, ApiError, ClientGone, ParamOf, from_rpc, internal
+from gateway.logprobs import TokenLogprob, tokens_of
 from gateway.metrics import Metrics
 from gateway.replies import FinishReason
 from protos import inference_pb2, inference_pb2_grpc, sampling_pb2
@@ -36,8 +37,23 @@ class Ending:
     stop_reason: str | int | None
 
 
-Piece = tuple[int, str, Ending | None]
-"""A choice's index, its new text, and how it ended in case it did."""
+@dataclass(frozen=True)
+class Piece:
+    """Something new of one choice: text and log-probabilities, or how it ended.
+
+    Attributes:
+        index: of the choice.
+        tokens: of the text, when log-probabilities were asked for; the last ones may still lack their text, which is
+            held back until a character is whole or a stop string is ruled out.
+        of_prompt: the tokens are the prompt's.
+    """
+
+    index: int
+    text: str = ""
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    of_prompt: bool = False
+    ending: Ending | None = None
+
 
 _Stream = AsyncIterator[inference_pb2.GenerateResponse]
 _Event = tuple[int, inference_pb2.GenerateResponse]
@@ -100,18 +116,24 @@ class Generation:
         last_time: dict[int, float] = {}
         async for prompt, event in self._events():
             kind = event.WhichOneof("event")
+            if kind == "prompt_logprobs":
+                for piece in self._prompt_pieces(prompt, event.prompt_logprobs):
+                    yield piece
+                continue
             body = event.delta if kind == "delta" else event.finished
             index = prompt * self._n + body.index
             if kind == "started" or body.index >= self._n or index not in unfinished:
                 raise internal(f"the router sent {kind} for choice {body.index}, which does not run")
             if kind == "delta":
-                if event.delta.text:
+                delta = event.delta
+                if delta.text or delta.logprobs.logprobs:
                     if self._streamed:
                         self._observe_piece(index, last_time)
-                    yield index, event.delta.text, None
+                    tokens = tokens_of(delta.logprobs, iter(delta.token_bytes), iter(delta.top_token_bytes))
+                    yield Piece(index, delta.text, tokens)
                 continue
             unfinished.discard(index)
-            yield index, "", self._end(prompt, event.finished)
+            yield Piece(index, ending=self._end(prompt, event.finished))
         if unfinished:
             raise internal(f"the router ended its stream with {len(unfinished)} choices unfinished")
         self._metrics.e2e_request_latency.observe(time.perf_counter() - self._arrival)
@@ -182,6 +204,12 @@ class Generation:
             if self._stopped_by is None:
                 raise
             raise self._stopped_by from None
+
+    def _prompt_pieces(self, prompt: int, report: inference_pb2.PromptLogprobs) -> Iterator[Piece]:
+        """The prompt's tokens, for each of its choices."""
+        tokens = tokens_of(report.logprobs, iter(report.token_bytes), iter(report.top_token_bytes))
+        for index in range(prompt * self._n, (prompt + 1) * self._n):
+            yield Piece(index, tokens=tokens, of_prompt=True)
 
     def _observe_piece(self, index: int, last_time: dict[int, float]) -> None:
         now = time.perf_counter()

@@ -49,12 +49,42 @@ class AssistantMessage(BaseModel):
     refusal: None = None
 
 
+class TokenAlternative(BaseModel):
+    """A token that might have come."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenAlternative):
+    """One token of a message, and the likeliest ones at its place."""
+
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of a message's tokens."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(BaseModel):
+    """Log-probabilities of a text's tokens, in lists of one length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
 class ChatChoice(BaseModel):
     """One of n replies. ``stop_reason`` is the stop string or token id that was met, if any."""
 
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
     stop_reason: str | int | None = None
 
@@ -75,7 +105,7 @@ class TextChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: FinishReason
     stop_reason: str | int | None = None
 
@@ -103,7 +133,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
 
@@ -124,7 +154,7 @@ class TextChunkChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
 

@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -14,11 +15,13 @@ from gateway.bodies import JsonRoute
 from gateway.chunks import CHAT, COMPLETION, Chunks, Shape
 from gateway.errors import invalid
 from gateway.generation import Ending, Generation
+from gateway.logprobs import LogprobShaper, TokenLogprob
 from gateway.replies import (
     AssistantMessage,
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatLogprobs,
     Completion,
     CompletionChunk,
     DetokenizeReply,
@@ -26,6 +29,7 @@ from gateway.replies import (
     ModelList,
     ModelReply,
     TextChoice,
+    TextLogprobs,
     TokenizeReply,
 )
 from gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerateBody, TokenizeBody, ignored_fields
@@ -68,8 +72,10 @@ def _replies(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, 
 async def chat_completions(body: ChatBody, request: Request, upstream: FromUpstream) -> Response:
     """Answers a conversation."""
     refuse_unsupported(body)
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true")
     id_ = f"chatcmpl-{uuid.uuid4().hex}"
-    return await _generate(body, request, upstream, id_, chat_requests(body, id_), CHAT)
+    return await _generate(body, request, upstream, id_, chat_requests(body, id_), CHAT, [], bool(body.logprobs))
 
 
 @router.post("/v1/completions", responses=_replies(Completion, CompletionChunk))
@@ -77,7 +83,9 @@ async def completions(body: CompletionBody, request: Request, upstream: FromUpst
     """Continues one or several prompts."""
     refuse_unsupported(body)
     id_ = f"cmpl-{uuid.uuid4().hex}"
-    return await _generate(body, request, upstream, id_, completion_requests(body, id_), COMPLETION)
+    requests = completion_requests(body, id_)
+    echoes = await _echoes(requests, body.n or 1, upstream) if body.echo else []
+    return await _generate(body, request, upstream, id_, requests, COMPLETION, echoes, body.logprobs is not None)
 
 
 @router.get("/v1/models")
@@ -109,6 +117,18 @@ async def detokenize(body: DetokenizeBody, upstream: FromUpstream) -> Detokenize
     return DetokenizeReply(prompt=(await upstream.detokenize(request, param_names(body))).text)
 
 
+async def _echoes(requests: list[inference_pb2.GenerateRequest], n: int, upstream: Upstream) -> list[str]:
+    """The prompts' texts, one for each choice."""
+    texts = []
+    for request in requests:
+        text = request.text
+        if request.WhichOneof("prompt") == "token_ids":
+            ids = inference_pb2.DetokenizeRequest(model=request.model, token_ids=request.token_ids.ids)
+            text = (await upstream.detokenize(ids, lambda field: "prompt")).text
+        texts += [text] * n
+    return texts
+
+
 async def _generate(
     body: GenerateBody,
     request: Request,
@@ -116,6 +136,8 @@ async def _generate(
     id_: str,
     requests: list[inference_pb2.GenerateRequest],
     shape: Shape,
+    echoes: list[str],
+    with_logprobs: bool,
 ) -> Response:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
@@ -127,7 +149,8 @@ async def _generate(
         async with stopped_with_client(request.receive, generation):
             # Not before all prompts are accepted is it known that the status is 200.
             await generation.start()
-            choices = [] if body.stream else await _collect(generation)
+            shaper = LogprobShaper(shape is CHAT, generation.num_choices) if with_logprobs else None
+            choices = [] if body.stream else await _collect(generation, echoes, shaper)
     except BaseException:
         generation.close()
         raise
@@ -140,41 +163,69 @@ async def _generate(
             num_choices=generation.num_choices,
             include_usage=body.include_usage(),
         )
-        return EventStream(generation, chunks, include_usage=body.include_usage(), headers=headers)
+        return EventStream(
+            generation,
+            chunks,
+            include_usage=body.include_usage(),
+            headers=headers,
+            echoes=echoes,
+            shaper=shaper,
+        )
     generation.close()
     reply = _whole(shape, id_, created, body.model, choices, generation)
     return Response(reply.model_dump_json(), media_type="application/json", headers=headers)
 
 
-async def _collect(generation: Generation) -> list[tuple[str, Ending]]:
-    """Text and ending of every choice."""
-    texts: list[list[str]] = [[] for _ in range(generation.num_choices)]
+@dataclass(frozen=True)
+class _Choice:
+    """One complete choice."""
+
+    text: str
+    ending: Ending
+    logprobs: dict[str, Any] | None
+
+
+async def _collect(generation: Generation, echoes: list[str], shaper: LogprobShaper | None) -> list[_Choice]:
+    """Every choice, complete."""
+    texts = [[text] for text in echoes] or [[] for _ in range(generation.num_choices)]
+    tokens: list[list[TokenLogprob]] = [[] for _ in range(generation.num_choices)]
     endings: dict[int, Ending] = {}
-    async for index, text, ending in generation.pieces():
-        texts[index].append(text)
-        if ending is not None:
-            endings[index] = ending
-    return [("".join(pieces), endings[index]) for index, pieces in enumerate(texts)]
+    async for piece in generation.pieces():
+        texts[piece.index].append(piece.text)
+        tokens[piece.index] += piece.tokens
+        if piece.ending is not None:
+            endings[piece.index] = piece.ending
+    return [
+        _Choice("".join(pieces), endings[index], shaper.shape(index, tokens[index]) if shaper else None)
+        for index, pieces in enumerate(texts)
+    ]
 
 
 def _whole(
-    shape: Shape, id_: str, created: int, model: str, choices: list[tuple[str, Ending]], generation: Generation
+    shape: Shape, id_: str, created: int, model: str, choices: list[_Choice], generation: Generation
 ) -> ChatCompletion | Completion:
     usage = usage_of(generation)
     if shape is CHAT:
         messages = [
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=text),
-                finish_reason=ending.reason,
-                stop_reason=ending.stop_reason,
+                message=AssistantMessage(content=choice.text),
+                logprobs=None if choice.logprobs is None else ChatLogprobs.model_validate(choice.logprobs),
+                finish_reason=choice.ending.reason,
+                stop_reason=choice.ending.stop_reason,
             )
-            for index, (text, ending) in enumerate(choices)
+            for index, choice in enumerate(choices)
         ]
         return ChatCompletion(id=id_, created=created, model=model, choices=messages, usage=usage)
     texts = [
-        TextChoice(index=index, text=text, finish_reason=ending.reason, stop_reason=ending.stop_reason)
-        for index, (text, ending) in enumerate(choices)
+        TextChoice(
+            index=index,
+            text=choice.text,
+            logprobs=None if choice.logprobs is None else TextLogprobs.model_validate(choice.logprobs),
+            finish_reason=choice.ending.reason,
+            stop_reason=choice.ending.stop_reason,
+        )
+        for index, choice in enumerate(choices)
     ]
     return Completion(id=id_, created=created, model=model, choices=texts, usage=usage)
 

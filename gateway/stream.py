@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.responses import Response
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.chunks import DONE, KEEP_ALIVE, Chunks, event
 from gateway.errors import ApiError, ClientGone, internal
 from gateway.generation import Generation
+from gateway.logprobs import LogprobShaper
 from gateway.replies import PromptTokensDetails, UsageReply
 
 logger = logging.getLogger("gateway")
@@ -49,8 +50,16 @@ class EventStream(Response):
     """The response of a streamed request whose generation has been started; closes the generation."""
 
     def __init__(
-        self, generation: Generation, chunks: Chunks, *, include_usage: bool, headers: Mapping[str, str]
+        self,
+        generation: Generation,
+        chunks: Chunks,
+        *,
+        include_usage: bool,
+        headers: Mapping[str, str],
+        echoes: Sequence[str] = (),
+        shaper: LogprobShaper | None = None,
     ) -> None:
+        """``echoes`` are the texts that choices begin with; ``shaper`` is there when log-probabilities are wanted."""
         self.status_code = 200
         self.background = None
         self.media_type = "text/event-stream"
@@ -58,6 +67,8 @@ class EventStream(Response):
         self._generation = generation
         self._chunks = chunks
         self._include_usage = include_usage
+        self._echoes = echoes
+        self._shaper = shaper
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,6 +78,9 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with stopped_with_client(receive, self._generation):
                 await self._write(send, self._chunks.opening())
+                if self._shaper is None:  # else each comes with the log-probabilities of its tokens
+                    for index, text in enumerate(self._echoes):
+                        await self._write(send, self._chunks.text(index, text))
                 beat = asyncio.create_task(self._beat(send))
                 await self._send_pieces(send)
             beat.cancel()
@@ -79,11 +93,14 @@ class EventStream(Response):
     async def _send_pieces(self, send: Send) -> None:
         chunks = self._chunks
         try:
-            async for index, text, ending in self._generation.pieces():
-                if ending is None:
-                    await self._write(send, chunks.text(index, text))
+            async for piece in self._generation.pieces():
+                if piece.ending is not None:
+                    ending = piece.ending
+                    await self._write(send, chunks.finish(piece.index, ending.reason, ending.stop_reason))
                 else:
-                    await self._write(send, chunks.finish(index, ending.reason, ending.stop_reason))
+                    text = self._echoes[piece.index] if piece.of_prompt else piece.text
+                    logprobs = self._shaper.shape(piece.index, piece.tokens) if self._shaper else None
+                    await self._write(send, chunks.text(piece.index, text, logprobs))
         except ClientGone:
             raise
         except Exception as error:

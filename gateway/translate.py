@@ -19,6 +19,9 @@ def chat_requests(body: ChatBody, request_id: str) -> list[inference_pb2.Generat
     """The one call that a chat request makes."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     request = _request(body, request_id, max_tokens)
+    if body.logprobs:
+        request.output.logprobs = body.top_logprobs or 0
+        request.output.token_bytes = True
     request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt))
     return [request]
 
@@ -30,6 +33,11 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[inference
     requests = []
     for index, prompt in enumerate(prompts):
         request = _request(body, request_id if len(prompts) == 1 else f"{request_id}-{index}", max_tokens)
+        if body.logprobs is not None:
+            request.output.logprobs = body.logprobs
+            request.output.token_bytes = True
+            if body.echo:
+                request.output.prompt_logprobs = body.logprobs
         if isinstance(prompt, str):
             request.text = prompt
         else:

@@ -39,8 +39,6 @@ _GENERATE: Mapping[str, Harmless] = {
 
 _CHAT: Mapping[str, Harmless] = {
     **_GENERATE,
-    "logprobs": _one_of(False),
-    "top_logprobs": _one_of(0),
     "tools": _empty,
     "tool_choice": _one_of("none", "auto"),
     "functions": _empty,
@@ -54,9 +52,7 @@ _CHAT: Mapping[str, Harmless] = {
 
 _COMPLETION: Mapping[str, Harmless] = {
     **_GENERATE,
-    "logprobs": _never,
     "suffix": _empty,
-    "echo": _one_of(False),
 }
 
 _MESSAGE: Mapping[str, Harmless] = {

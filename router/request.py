@@ -1,6 +1,7 @@
 """The router's record of a request: what was asked, what was generated so far, and what its client was not sent yet."""
 
 import asyncio
+import math
 import sys
 from array import array
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class GenerateParams:
         max_tokens: None: as many as the context has room for.
         eos_token_ids: the model's end-of-sequence tokens, unless the client wants to go past them.
         stop_token_ids: the client's.
-        text, token_ids: whether Deltas carry them.
+        text, token_ids, token_bytes: whether Deltas carry them.
+        logprobs, prompt_logprobs: alternatives to report for each output or prompt token; None: no report.
     """
 
     model: str
@@ -56,14 +58,57 @@ class GenerateParams:
     text: bool
     token_ids: bool
     final_only: bool
+    token_bytes: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
     cache_salt: bytes
+
+
+class TokenLogprobs:
+    """Log-probabilities of consecutive tokens, as they come.
+
+    Args:
+        first_index: of the first token that has one.
+    """
+
+    def __init__(self, first_index: int = 0) -> None:
+        self._first = first_index
+        self._logprobs: list[float] = []
+        self._top_count = 0
+        self._top_ids: list[int] = []
+        self._top_logprobs: list[float] = []
+
+    @property
+    def end(self) -> int:
+        """The index after the last token that is known."""
+        return self._first + len(self._logprobs)
+
+    def add(self, first_index: int, wire: sampling_pb2.Logprobs) -> None:
+        """Takes in the next ones; those that are known are dropped. Raises OutOfStep when some are missing."""
+        repeated = self.end - first_index
+        if repeated < 0:
+            raise OutOfStep(f"log-probabilities from {first_index} on came when {self.end} were expected")
+        self._top_count = wire.top_count
+        self._logprobs += wire.logprobs[repeated:]
+        self._top_ids += wire.top_token_ids[repeated * wire.top_count :]
+        self._top_logprobs += wire.top_logprobs[repeated * wire.top_count :]
+
+    def of(self, start: int, end: int) -> sampling_pb2.Logprobs:
+        """Those of tokens [start, end)."""
+        start, end, count = start - self._first, end - self._first, self._top_count
+        return sampling_pb2.Logprobs(
+            logprobs=self._logprobs[start:end],
+            top_count=count,
+            top_token_ids=self._top_ids[start * count : end * count],
+            top_logprobs=self._top_logprobs[start * count : end * count],
+        )
 
 
 class Choice:
     """One of a request's continuations. Workers' messages come in by ``take`` and ``finish``."""
 
     __slots__ = (
-        "_detokenizer", "_ending_ids", "_finished", "_sent_finished", "_sent_ids", "_text",
+        "_detokenizer", "_ending_ids", "_finished", "_logprobs", "_sent_finished", "_sent_ids", "_text",
         "cached_tokens", "index", "link", "request", "slot", "token_ids",
     )  # fmt: skip
 
@@ -81,6 +126,7 @@ class Choice:
         # A stop token ends the text before itself, unless the client wants to see it.
         self._ending_ids = params.eos_token_ids if params.keep_stop else params.eos_token_ids | params.stop_token_ids
         self._text: list[str] = []
+        self._logprobs = TokenLogprobs()
         self._sent_ids = 0
         self._finished: inference_pb2.Finished | None = None
         self._sent_finished = False
@@ -133,6 +179,14 @@ class Choice:
         self.request.changed.set()
         return stopped
 
+    def take_logprobs(self, first_index: int, logprobs: sampling_pb2.Logprobs) -> None:
+        """Log-probabilities of output tokens, which must come before ``take`` of these tokens.
+
+        Raises:
+            OutOfStep: some are missing in between.
+        """
+        self._logprobs.add(first_index, logprobs)
+
     def finish(self, row: sampling_pb2.Usage, reason: int, stop_token_id: int | None, error: str) -> None:
         """The worker says that the sequence ended, and what it used.
 
@@ -178,16 +232,30 @@ class Choice:
             if self._text:
                 delta.text = "".join(self._text)
                 self._text.clear()
-            if params.token_ids and len(self.token_ids) > self._sent_ids:
-                delta.first_index = self._sent_ids
-                delta.token_ids.extend(self.token_ids[self._sent_ids :])
-                self._sent_ids = len(self.token_ids)
+            wants_tokens = params.token_ids or params.token_bytes or params.logprobs is not None
+            if wants_tokens and len(self.token_ids) > self._sent_ids:
+                self._add_tokens(delta)
             if delta.text or delta.token_ids:
                 unsent.append(inference_pb2.GenerateResponse(delta=delta))
         if self._finished is not None:
             self._sent_finished = True
             unsent.append(inference_pb2.GenerateResponse(finished=self._finished))
         return unsent
+
+    def _add_tokens(self, delta: inference_pb2.Delta) -> None:
+        """Puts the unsent tokens into a Delta, with all that is wanted of them."""
+        params = self.request.params
+        start, end = self._sent_ids, len(self.token_ids)
+        self._sent_ids = end
+        delta.first_index = start
+        ids = self.token_ids[start:end]
+        delta.token_ids.extend(ids)
+        if params.logprobs is not None:
+            delta.logprobs.CopyFrom(self._logprobs.of(start, end))
+        if params.token_bytes:
+            shown = self.request.token_bytes.shown
+            delta.token_bytes.extend(map(shown, ids))
+            delta.top_token_bytes.extend(map(shown, delta.logprobs.top_token_ids))
 
 
 class Request:
@@ -210,6 +278,9 @@ class Request:
         # The ids of each way to write a bad word.
         self.bad_word_ids: list[list[int]] = []
         self.choices: list[Choice] = []
+        # What the worker reports of the prompt's tokens, of which the first has no log-probability.
+        self.prompt_logprobs = TokenLogprobs(first_index=1)
+        self._sent_prompt_logprobs = False
         # Why the call fails, if it does.
         self.failure: RequestError | None = None
         # Set when there is something to send, or a failure.
@@ -220,6 +291,7 @@ class Request:
         self.prompt = pack_ids(token_ids)
         self.prompt_tokens = len(token_ids)
         self.max_tokens = max_tokens
+        self.token_bytes = token_bytes
         self.choices = [Choice(self, index, token_bytes) for index in range(self.params.n)]
 
     @property
@@ -232,6 +304,27 @@ class Request:
         if self.failure is None:
             self.failure = error
             self.changed.set()
+
+    def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
+        """What the client was not sent yet of the prompt and of all choices. Counts as sent from then on."""
+        unsent = []
+        if self.params.prompt_logprobs is not None and not self._sent_prompt_logprobs:
+            if self.prompt_logprobs.end < self.prompt_tokens:
+                return []  # it comes before the first Delta
+            self._sent_prompt_logprobs = True
+            unsent.append(inference_pb2.GenerateResponse(prompt_logprobs=self._prompt_report()))
+        for choice in self.choices:
+            unsent += choice.take_unsent()
+        return unsent
+
+    def _prompt_report(self) -> inference_pb2.PromptLogprobs:
+        report = inference_pb2.PromptLogprobs(token_ids=unpack_ids(self.prompt))
+        report.logprobs.CopyFrom(self.prompt_logprobs.of(1, self.prompt_tokens))
+        report.logprobs.logprobs.insert(0, math.nan)
+        if self.params.token_bytes:
+            report.token_bytes.extend(map(self.token_bytes.shown, report.token_ids))
+            report.top_token_bytes.extend(map(self.token_bytes.shown, report.logprobs.top_token_ids))
+        return report
 
     def usage(self) -> sampling_pb2.Usage:
         """The cost of all choices so far."""
@@ -250,3 +343,12 @@ def pack_ids(token_ids: list[int]) -> bytes:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """Undoes ``pack_ids``."""
+    ids = array("I")
+    ids.frombytes(packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()

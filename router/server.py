@@ -126,9 +126,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         while True:
             await request.changed.wait()
             request.changed.clear()
-            for choice in request.choices:
-                for response in choice.take_unsent():
-                    await context.write(response)
+            for response in request.take_unsent():
+                await context.write(response)
             if request.failure is not None:
                 raise request.failure
             if request.ended and not request.changed.is_set():

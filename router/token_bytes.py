@@ -53,12 +53,16 @@ class TokenBytes:
             size = len(table)
             return b"".join([table[token_id] for token_id in token_ids if token_id < size])
 
+    def shown(self, token_id: int) -> bytes:
+        """What one token is written as, special tokens included."""
+        return self.special.get(token_id) or self.join([token_id])
+
     def text(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence; what is not UTF-8 is replaced by U+FFFD."""
         if skip_special_tokens or self.special.keys().isdisjoint(token_ids):
             data = self.join(token_ids)
         else:
-            data = b"".join([self.special.get(token_id) or self.join([token_id]) for token_id in token_ids])
+            data = b"".join(map(self.shown, token_ids))
         return data.removeprefix(self.leading).decode("utf-8", "replace")
 
 

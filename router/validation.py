@@ -18,6 +18,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 256
+MAX_TOP_LOGPROBS = 20
 MAX_ID_CHARS = 256
 
 
@@ -60,6 +61,9 @@ def check_generate(
         text=output.text if output.HasField("text") else True,
         token_ids=output.token_ids,
         final_only=output.final_only,
+        token_bytes=output.token_bytes,
+        logprobs=_check_top_count(output, "logprobs"),
+        prompt_logprobs=_check_top_count(output, "prompt_logprobs"),
         cache_salt=request.cache_salt.encode(),
     )
 
@@ -139,6 +143,15 @@ def _check_min_tokens(stopping: sampling_pb2.StopConditions) -> int:
         raise InvalidArgument(
             "stopping.min_tokens", f"min_tokens is {count}, more than max_tokens, which is {stopping.max_tokens}"
         )
+    return count
+
+
+def _check_top_count(output: inference_pb2.OutputOptions, name: str) -> int | None:
+    if not output.HasField(name):
+        return None
+    count: int = getattr(output, name)
+    if count > MAX_TOP_LOGPROBS:
+        raise InvalidArgument(f"output.{name}", f"{name} is {count}; it must be 0 to {MAX_TOP_LOGPROBS}")
     return count
 
 

@@ -220,6 +220,10 @@ class WorkerLink:
             stop_token_ids=sorted(params.eos_token_ids | params.stop_token_ids),
             cache_salt=params.cache_salt,
         )
+        if params.logprobs is not None:
+            submit.logprobs = params.logprobs
+        if params.prompt_logprobs is not None and choice.index == 0:  # one report is enough for all choices
+            submit.prompt_logprobs = params.prompt_logprobs
         if request.deadline is not None:
             submit.time_left_ms = min(max(1, int((request.deadline - now) * 1000)), _MAX_TIME_LEFT_MS)
         self._send(worker_pb2.RouterMessage(submit=submit))
@@ -291,6 +295,15 @@ class WorkerLink:
             choice = slots.find(admitted.slot, admitted.generation)
             if choice is not None:
                 choice.cached_tokens = admitted.cached_tokens
+        for report in batch.prompt_logprobs:
+            choice = slots.find(report.slot, report.generation)
+            if choice is not None:
+                choice.request.prompt_logprobs.add(report.first_index, report.logprobs)
+                choice.request.changed.set()
+        for report in batch.logprobs:
+            choice = slots.find(report.slot, report.generation)
+            if choice is not None:
+                choice.take_logprobs(report.first_index, report.logprobs)
         for slot in slots.deliver(batch):
             self._cancel_slot(slot)
         for row in batch.finished:

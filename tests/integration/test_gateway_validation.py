@@ -154,6 +154,7 @@ BAD_FIELDS = [
     ("ignore_eos", "no", "ignore_eos"),
     ("cache_salt", "", "cache_salt"),
     ("add_generation_prompt", 1, "add_generation_prompt"),
+    ("top_logprobs", 2, "top_logprobs"),
     ("logit_bias", [1], "logit_bias"),
     ("logit_bias", {"word": 1}, "logit_bias.word"),
     ("logit_bias", {"-1": 1}, "logit_bias.-1"),
@@ -228,8 +229,6 @@ UNSUPPORTED = [
 ]
 UNSUPPORTED_CHAT = [
     *UNSUPPORTED,
-    ("logprobs", True),
-    ("top_logprobs", 2),
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function"}),
@@ -242,7 +241,7 @@ UNSUPPORTED_CHAT = [
     ("chat_template_kwargs", {"a": 1}),
 ]
 UNSUPPORTED_COMPLETION = [
-    *UNSUPPORTED, ("logprobs", 0), ("suffix", "end"), ("echo", True), ("best_of", 2),
+    *UNSUPPORTED, ("suffix", "end"), ("best_of", 2),
 ]  # fmt: skip
 
 
