@@ -106,6 +106,10 @@ def _read(channel: Channel, inbox: Inbox) -> None:
 
 
 if __name__ == "__main__":
-    status = main()
+    try:
+        status = main()
+    except Exception:  # whatever it is, the leader must see this process end
+        logger.exception("this rank failed")
+        status = 1
     logging.shutdown()
     os._exit(status)  # the group's own threads may be waiting for ranks that are gone

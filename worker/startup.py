@@ -126,6 +126,8 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
     if ranks is not None:
         # Every rank holds its share of every block: the one with the least memory decides.
         num_blocks = min(num_blocks, *(values["num_blocks"] for values in ranks.gather()))
+        if device.type == "cpu":
+            ranks.forget_store()
     per_block = bytes_per_block(model_config, config.block_size, setup.dtype, parallel)
     check_blocks(num_blocks, source, per_block, config.block_size, setup.max_model_len)
     cache = KVCache(model_config, num_blocks, config.block_size, setup.dtype, device, parallel)

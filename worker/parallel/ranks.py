@@ -126,6 +126,13 @@ class Ranks:
             failure = self.explain(error)
             raise failure from failure.__cause__
 
+    def forget_store(self) -> None:
+        """Removes the file through which the ranks found each other: all have joined, and gloo needs it no more.
+
+        Not left to ``close``, which a leader that is killed does not come to.
+        """
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def gather(self) -> list[dict[str, Any]]:
         """One message of named values from each rank.
 
