@@ -123,6 +123,8 @@ class StepOutput:
     finished: list[Sequence] = field(default_factory=list)
 
 
+_NO_TOKENS: list[int] = []
+
 # Prompt tokens whose logits are held at once: each takes as many floats as the vocabulary has tokens.
 _PROMPT_LOGITS_AT_ONCE = 64
 
@@ -195,9 +197,11 @@ class Scheduler:
         admitted: list[Sequence] = []
         started: list[Sequence] = []
 
-        ready = [seq for seq in self.running if seq.wants_tokens and not self._must_wait(seq)]
-        decodes = [seq for seq in ready if seq.total_len - seq.num_computed == 1]
-        prefills = [seq for seq in ready if seq.total_len - seq.num_computed > 1]
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for seq in self.running:
+            if seq.wants_tokens and not self._must_wait(seq):
+                (decodes if seq.total_len - seq.num_computed == 1 else prefills).append(seq)
         for seq in (*decodes, *prefills):
             # A sequence may have been preempted meanwhile for one before it.
             if budget and seq.status is SequenceStatus.RUNNING and self._grow(seq):
@@ -301,13 +305,16 @@ class Scheduler:
         if count > 1 and self.long_prefill_token_threshold:
             count = min(count, self.long_prefill_token_threshold)
         seq.num_computed += count
-        self._commit(seq)
+        if seq.num_computed // self.block_size > seq.num_committed:
+            self._commit(seq)
         return count
 
     def _write(self, work: dict[Sequence, int], admitted: list[Sequence], started: list[Sequence]) -> StepPlan:
         """Lays the step out in columns."""
         plan = StepPlan(self._step, admitted=admitted)
-        for seq, count in sorted(work.items(), key=lambda item: item[1] > 1):
+        singles = [item for item in work.items() if item[1] == 1]
+        chunks = [item for item in work.items() if item[1] > 1]
+        for seq, count in (*singles, *chunks):
             start, end = seq.num_computed - count, seq.num_computed
             plan.sequences.append(seq)
             plan.rows.append(seq.row)
@@ -320,7 +327,9 @@ class Scheduler:
                 plan.token_ids.append(0)
             if end == seq.total_len:
                 plan.samples.append(len(plan.sequences) - 1)
-                plan.sampling.append(SampleRow(seq.sampling, seq.num_output + seq.num_pending, seq.banned_tokens()))
+                params = seq.sampling
+                banned = seq.banned_tokens() if params.bans_tokens else _NO_TOKENS
+                plan.sampling.append(SampleRow(params, seq.num_output + seq.num_pending, banned))
                 seq.num_pending += 1
             if seq.sampling.prompt_logprobs is not None and seq.num_prompt_logprobs < seq.num_prompt_tokens:
                 # After a preemption, what was reported is computed again but not reported again.
@@ -379,6 +388,8 @@ class Scheduler:
 
     def _commit(self, seq: Sequence) -> None:
         """Makes the sequence's full, computed blocks known to the prefix cache."""
+        if not self.pool.enable_prefix_caching:
+            return
         self._name_blocks(seq)
         full = min(seq.num_computed // self.block_size, len(seq.block_names))
         for index in range(seq.num_committed, full):

@@ -37,9 +37,14 @@ class SamplingParams:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     @property
+    def bans_tokens(self) -> bool:
+        """Whether some tokens may be impossible at some index."""
+        return self.min_tokens > 0 or bool(self.bad_words)
+
+    @property
     def needs_known_tokens(self) -> bool:
         """Whether the next token cannot be chosen before the host knows the last one."""
-        return any(len(word) > 1 for word in self.bad_words)
+        return bool(self.bad_words) and any(len(word) > 1 for word in self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
