@@ -5,8 +5,8 @@ Query heads that share a key-value head are folded into the query dimension, so 
 
 In half precision on a CPU, a query's result is the same bit for bit however its sequence is batched, chunked or cached:
 torch's kernel sums keys in tiles of 512 and in an order that depends on the size of the last tile and on the number of
-queries, so keys are padded to whole tiles and queries to eights. Rounding to half precision would turn each difference
-of the last bit into a visible one.
+queries, so keys are padded to whole tiles and queries to small multiples. Rounding to half precision would turn each
+difference of the last bit into a visible one.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ import torch.nn.functional as F
 Masks = dict[int | None, torch.Tensor]  # by window
 
 _KEY_TILE = 512
-_QUERY_TILE = 8
+_DECODE_QUERY_TILE = 4
+_PREFILL_QUERY_TILE = 8
 
 
 def key_tile(dtype: torch.dtype, device: torch.device, block_size: int) -> int:
@@ -99,9 +100,9 @@ class AttentionBatch:
     key_tile: int
 
     @property
-    def query_tile(self) -> int:
-        """To what multiple the queries of one attention call are padded."""
-        return _QUERY_TILE if self.key_tile > self.block_size else 1
+    def query_tiles(self) -> tuple[int, int]:
+        """To what multiples the queries of one decode and one prefill call are padded."""
+        return (_DECODE_QUERY_TILE, _PREFILL_QUERY_TILE) if self.key_tile > self.block_size else (1, 1)
 
     @cached_property
     def num_decodes(self) -> int:
@@ -133,7 +134,7 @@ class AttentionBatch:
             end = start + self.query_lens[row]
             keys = self._padded_keys(row)
             blocks = _widen(self.block_tables[row], keys // self.block_size)
-            queries = _round_up(self.query_lens[row], self.query_tile)
+            queries = _round_up(self.query_lens[row], self.query_tiles[1])
             if self.key_tile == self.block_size:
                 keys = self.context_lens[row]
             chunks.append(PrefillChunk(start, end, blocks, self.context_lens[row], queries, keys))
@@ -182,14 +183,14 @@ def paged_attention(
         keys = key_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)
         values = value_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)
         folded = query.index_select(0, group.rows).view(count, kv_heads, heads // kv_heads, head_dim)
-        folded = _pad_queries(folded, batch.query_tile)
+        folded = _pad_queries(folded, batch.query_tiles[0])
         mask = group.mask(keys.shape[2], window)
         attended = _attend(folded, keys, values, mask, scale, softcap)[:, :, : heads // kv_heads]
         out.index_copy_(0, group.rows, attended.reshape(count, heads, head_dim))
     for chunk in batch.prefill_chunks:
         keys = key_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.padded_keys].transpose(0, 1)
         values = value_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.padded_keys].transpose(0, 1)
-        queries = _pad_queries(query[chunk.start : chunk.end].transpose(0, 1), batch.query_tile)
+        queries = _pad_queries(query[chunk.start : chunk.end].transpose(0, 1), batch.query_tiles[1])
         attended = _attend(queries[None], keys[None], values[None], chunk.mask(window), scale, softcap)
         out[chunk.start : chunk.end] = attended[0].transpose(0, 1)[: chunk.end - chunk.start]
     return out
