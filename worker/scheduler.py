@@ -11,14 +11,14 @@ planned as if it went on; when that token turns out to end it, what the next ste
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protos.prefix import extend_chain
 from worker.block_pool import BlockPool
 from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, TokenLogprobs, token_array
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """How one token is sampled: parameters, its output index, and tokens that it must not be."""
 
     params: SamplingParams
@@ -200,8 +200,12 @@ class Scheduler:
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for seq in self.running:
-            if seq.wants_tokens and not self._must_wait(seq):
-                (decodes if seq.total_len - seq.num_computed == 1 else prefills).append(seq)
+            # Everything in this loop is done once for each running sequence in each step.
+            pending = seq.num_pending
+            length = len(seq.tokens) + pending
+            if length >= seq.last_len or (pending and seq.sampling.needs_known_tokens):
+                continue  # a pending token will be its last one, or must be known first
+            (decodes if length - seq.num_computed == 1 else prefills).append(seq)
         for seq in (*decodes, *prefills):
             # A sequence may have been preempted meanwhile for one before it.
             if budget and seq.status is SequenceStatus.RUNNING and self._grow(seq):
@@ -249,7 +253,7 @@ class Scheduler:
             if token_id in seq.stop_token_ids:
                 seq.stop_token_id = token_id
                 self._finish(seq, FinishReason.STOP)
-            elif seq.num_output >= seq.max_tokens:
+            elif len(seq.tokens) >= seq.last_len:
                 self._finish(seq, FinishReason.LENGTH)
             else:
                 continue
@@ -285,14 +289,15 @@ class Scheduler:
         A sequence that is in the step already is never preempted: decodes are visited oldest first, and prompts in
         progress, which come after them, have all their blocks.
         """
-        missing = self._blocks_for(seq.total_len) - len(seq.blocks)
+        missing = self._blocks_for(len(seq.tokens) + seq.num_pending) - len(seq.blocks)
+        if missing <= 0:
+            return True
         while missing > self.pool.num_available:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
                 return False
-        if missing > 0:
-            seq.blocks += self.pool.allocate(missing)
+        seq.blocks += self.pool.allocate(missing)
         return True
 
     def _advance(self, seq: Sequence, budget: int) -> int:
@@ -301,7 +306,7 @@ class Scheduler:
         Blocks that it fills are known from here on, even to sequences of the same step: in every layer, a step
         writes all keys and values before it reads any.
         """
-        count = min(seq.total_len - seq.num_computed, budget)
+        count = min(len(seq.tokens) + seq.num_pending - seq.num_computed, budget)
         if count > 1 and self.long_prefill_token_threshold:
             count = min(count, self.long_prefill_token_threshold)
         seq.num_computed += count
@@ -314,41 +319,47 @@ class Scheduler:
         plan = StepPlan(self._step, admitted=admitted)
         singles = [item for item in work.items() if item[1] == 1]
         chunks = [item for item in work.items() if item[1] > 1]
-        for seq, count in (*singles, *chunks):
-            start, end = seq.num_computed - count, seq.num_computed
+        token_ids, samples, sampling = plan.token_ids, plan.samples, plan.sampling
+        for place, (seq, count) in enumerate((*singles, *chunks)):
+            # As in ``plan``: once for each sequence in each step.
+            tokens, params = seq.tokens, seq.sampling
+            end = seq.num_computed
+            start = end - count
             plan.sequences.append(seq)
             plan.rows.append(seq.row)
             plan.starts.append(start)
             plan.counts.append(count)
             plan.block_tables.append(seq.blocks)
-            plan.token_ids.extend(seq.tokens[start:end])
-            if end > len(seq.tokens):
-                plan.device_tokens.append(len(plan.token_ids))
-                plan.token_ids.append(0)
-            if end == seq.total_len:
-                plan.samples.append(len(plan.sequences) - 1)
-                params = seq.sampling
+            if end > len(tokens):
+                token_ids.extend(tokens[start:])
+                plan.device_tokens.append(len(token_ids))
+                token_ids.append(0)
+            elif count == 1:
+                token_ids.append(tokens[start])
+            else:
+                token_ids.extend(tokens[start:end])
+            if end == len(tokens) + seq.num_pending:
                 banned = seq.banned_tokens() if params.bans_tokens else _NO_TOKENS
-                plan.sampling.append(SampleRow(params, seq.num_output + seq.num_pending, banned))
+                samples.append(place)
+                sampling.append(SampleRow(params, end - seq.output_start, banned))
                 seq.num_pending += 1
-            if seq.sampling.prompt_logprobs is not None and seq.num_prompt_logprobs < seq.num_prompt_tokens:
-                # After a preemption, what was reported is computed again but not reported again.
-                first = max(start + 1, seq.num_prompt_logprobs)
-                targets = seq.tokens[first : min(end + 1, seq.num_prompt_tokens)]
-                if targets:
-                    seq.num_prompt_logprobs = first + len(targets)
-                    row = PromptRow(len(plan.sequences) - 1, first, targets, seq.sampling.prompt_logprobs)
-                    plan.prompt_logprobs.append(row)
+            if params.prompt_logprobs is not None:
+                self._want_prompt_logprobs(plan, place, params.prompt_logprobs)
         for seq in started:
             if seq.sampling.has_penalties:
-                output_start = seq.num_prompt_tokens - seq.num_emitted
-                plan.histories.append(History(seq.row, seq.tokens[:output_start], seq.tokens[output_start:]))
+                prompt, output = seq.tokens[: seq.output_start], seq.tokens[seq.output_start :]
+                plan.histories.append(History(seq.row, prompt, output))
         return plan
 
     @staticmethod
-    def _must_wait(seq: Sequence) -> bool:
-        """Whether the next token's rules depend on one that the host does not know yet."""
-        return seq.num_pending > 0 and seq.sampling.needs_known_tokens
+    def _want_prompt_logprobs(plan: StepPlan, place: int, top_count: int) -> None:
+        """Adds what a sequence's chunk says about prompt tokens. After a preemption, nothing is reported again."""
+        seq = plan.sequences[place]
+        first = max(plan.starts[place] + 1, seq.num_prompt_logprobs)
+        targets = seq.tokens[first : min(seq.num_computed + 1, seq.num_prompt_tokens)]
+        if targets:
+            seq.num_prompt_logprobs = first + len(targets)
+            plan.prompt_logprobs.append(PromptRow(place, first, targets, top_count))
 
     def _preempt(self, seq: Sequence) -> None:
         """Takes a running sequence's blocks and puts it back to the front of the queue, to be computed again.

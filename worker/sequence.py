@@ -85,6 +85,8 @@ class Sequence:
     Attributes:
         tokens: prompt and output ids that the host knows.
         num_prompt_tokens: length of the prompt as submitted (output of an earlier attempt included).
+        output_start: where the output begins in ``tokens``: after the prompt that the client sent.
+        last_len: length of ``tokens`` at which ``max_tokens`` is reached.
         num_emitted: how many of the prompt's last tokens are output of an earlier attempt.
         max_tokens: most output tokens, ``num_emitted`` included.
         cache_root: root of the block hash chain.
@@ -110,6 +112,8 @@ class Sequence:
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_prompt_tokens: int = field(init=False)
+    output_start: int = field(init=False)
+    last_len: int = field(init=False)
     blocks: list[int] = field(default_factory=list)
     block_names: list[bytes] = field(default_factory=list)
     num_committed: int = 0
@@ -123,6 +127,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
+        self.output_start = self.num_prompt_tokens - self.num_emitted
+        self.last_len = self.output_start + self.max_tokens
 
     @property
     def total_len(self) -> int:
@@ -132,12 +138,7 @@ class Sequence:
     @property
     def num_output(self) -> int:
         """Known output tokens, those of earlier attempts included: the index of the next one."""
-        return len(self.tokens) - self.num_prompt_tokens + self.num_emitted
-
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether it needs another step even if no pending token ends it."""
-        return self.num_output + self.num_pending < self.max_tokens
+        return len(self.tokens) - self.output_start
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -149,10 +150,9 @@ class Sequence:
         banned: list[int] = []
         if self.num_output + self.num_pending < self.sampling.min_tokens:
             banned += self.stop_token_ids
-        output_start = self.num_prompt_tokens - self.num_emitted
         for word in self.sampling.bad_words:
             start = len(self.tokens) - len(word) + 1
-            if len(word) == 1 or (start >= output_start and tuple(self.tokens[start:]) == word[:-1]):
+            if len(word) == 1 or (start >= self.output_start and tuple(self.tokens[start:]) == word[:-1]):
                 banned.append(word[-1])
         return list(dict.fromkeys(banned))
 
