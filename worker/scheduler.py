@@ -22,7 +22,7 @@ class SampleRow(NamedTuple):
     """How one token is sampled: parameters, its output index, and tokens that it must not be."""
 
     params: SamplingParams
-    index: int
+    output_index: int
     banned: list[int]
 
 

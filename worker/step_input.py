@@ -86,7 +86,7 @@ def build_sampling(rows: list[SampleRow], device: torch.device) -> SamplingBatch
     """
     if all(row.params.temperature == 0 for row in rows):
         return SamplingBatch()
-    keys = [random_key(row.params.seed, row.index) for row in rows]
+    keys = [random_key(row.params.seed, row.output_index) for row in rows]
     # A greedy row's filters change nothing.
     active = [row.params if row.params.temperature else SamplingParams(temperature=0) for row in rows]
     floats = partial(torch.tensor, dtype=torch.float32, device=device)
