@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from router.tokenizer import Tokenizer
-from router.tokenizer_loading import load_tokenizer
+if TYPE_CHECKING:
+    from router.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,9 @@ def demo_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_tokenizer(demo_model: Path) -> Tokenizer:
+def demo_tokenizer(demo_model: Path) -> "Tokenizer":
     """The demo model's tokenizer, as the router loads it."""
+    # Tests of the worker run on machines without the router's libraries.
+    from router.tokenizer_loading import load_tokenizer
+
     return load_tokenizer(demo_model)
