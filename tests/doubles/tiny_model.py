@@ -30,6 +30,8 @@ def save_tiny(folder: Path, family: str = "Llama", **changes: object) -> transfo
         "tie_word_embeddings": False,
     }
     config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
+    # Some releases leave soft caps out of their faster implementations.
+    config._attn_implementation = "eager"
     name = "Gemma3ForCausalLM" if family == "Gemma3Text" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()
     for parameter in model.parameters():

@@ -150,7 +150,7 @@ def test_logprobs_of_output_and_prompt(model, prompts, budget, ranks):
     engine, _ = build_engine(
         WorkerConfig(
             model=model[0], dtype="float32", kv_cache_memory_bytes=1 << 21, max_num_batched_tokens=budget,
-            max_num_seqs=4, tensor_parallel_size=ranks,
+            max_num_seqs=4, tensor_parallel_size=ranks, device="auto" if ranks == 1 else "cpu",
         )
     )  # fmt: skip
     prompt = prompts["allowed"]

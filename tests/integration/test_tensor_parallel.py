@@ -58,7 +58,8 @@ def generate(monkeypatch):
     monkeypatch.setattr("worker.model_runner.sample", lambda rows, _: logits.append(rows.clone()) or rows.argmax(-1))
 
     def run(folder: Path, **settings):
-        settings = {"dtype": "float32", "num_gpu_blocks_override": 21, "max_num_batched_tokens": 64, **settings}
+        defaults = {"device": "cpu", "dtype": "float32", "num_gpu_blocks_override": 21, "max_num_batched_tokens": 64}
+        settings = {**defaults, **settings}
         engine, limits = build_engine(WorkerConfig(model=folder, **settings))
         logits.clear()
         torch.manual_seed(2)
@@ -137,7 +138,7 @@ def test_random_weights(tmp_path, generate):
 def test_what_does_not_fit_is_refused(tmp_path, settings, message):
     save_tiny(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        build_engine(WorkerConfig(model=tmp_path, dtype="float32", **settings))
+        build_engine(WorkerConfig(model=tmp_path, device="cpu", dtype="float32", **settings))
 
 
 def test_a_model_of_another_shape_is_refused_whatever_a_rank_holds_of_it(tmp_path):
@@ -145,4 +146,4 @@ def test_a_model_of_another_shape_is_refused_whatever_a_rank_holds_of_it(tmp_pat
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "intermediate_size": 46}))
     with pytest.raises((CheckpointError, RankFailed), match=r"_proj.weight has shape \(\d+, \d+\), the model needs"):
-        build_engine(WorkerConfig(model=tmp_path, dtype="float32", tensor_parallel_size=2))
+        build_engine(WorkerConfig(model=tmp_path, device="cpu", dtype="float32", tensor_parallel_size=2))
