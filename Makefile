@@ -11,21 +11,26 @@ WORKERS ?= 1
 PORT ?= 8000
 GRPC_PORT ?= 50051
 ARGS ?=
+# Docker's compose plug-in, or the older program by itself.
+COMPOSE = PORT=$(PORT) $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
+  --project-name quire --file compose/compose.yaml
 
-.PHONY: help venv serve test lint format protos bench-cpu clean
+.PHONY: help venv serve test lint format protos bench-cpu compose-up compose-down compose-engine clean
 .DEFAULT_GOAL := help
 
 help:
 	@printf '%s\n' \
-	  'make serve      install what is missing, fetch a small model, serve it on http://127.0.0.1:8000/v1' \
-	  '                MODEL=folder|file.gguf|org/name WORKERS=1 PORT=8000 GRPC_PORT=50051 ARGS="--max-model-len 4096"' \
-	  'make test       linter, types and all tests (ARGS="tests/unit -k name" narrows the tests)' \
-	  'make lint       linter and types only' \
-	  'make format     put the code into its form' \
-	  'make protos     make the gRPC stubs anew from protos/*.proto' \
-	  'make bench-cpu  throughput against transformers, on this machine (ARGS="--help" lists its flags)' \
-	  'make venv       only install into .venv' \
-	  'make clean      remove .venv and all caches in this folder'
+	  'make serve         install what is missing, fetch a small model, serve it on http://127.0.0.1:8000/v1' \
+	  '                   MODEL=folder|file.gguf|org/name WORKERS=1 PORT=8000 GRPC_PORT=50051 ARGS="--max-model-len 4096"' \
+	  'make compose-up    the same small model in containers: build, start, wait until it is ready (PORT=8000)' \
+	  'make compose-down  end the containers; the fetched model stays (ARGS=--volumes removes it too)' \
+	  'make test          linter, types and all tests (ARGS="tests/unit -k name" narrows the tests)' \
+	  'make lint          linter and types only' \
+	  'make format        put the code into its form' \
+	  'make protos        make the gRPC stubs anew from protos/*.proto' \
+	  'make bench-cpu     throughput against transformers, on this machine (ARGS="--help" lists its flags)' \
+	  'make venv          only install into .venv' \
+	  'make clean         remove .venv and all caches in this folder'
 
 venv: $(READY)
 
@@ -61,6 +66,24 @@ protos: $(READY)
 
 bench-cpu: $(READY)
 	$(BIN)/python -m benchmarks.cpu_batching $(ARGS)
+
+compose-engine:
+	@docker compose version >/dev/null 2>&1 || docker-compose version >/dev/null 2>&1 || \
+	  { echo "Neither 'docker compose' nor 'docker-compose' is here; on Debian and Ubuntu: apt-get install docker.io docker-compose" >&2; exit 1; }
+	@$(COMPOSE) ps >/dev/null || \
+	  { echo 'No Docker engine answers (the reason is above): does it run, and may you use it?' >&2; exit 1; }
+
+compose-up: compose-engine
+	@$(COMPOSE) up --build --detach $(ARGS)
+	@for left in $$(seq 60 -1 0); do $(COMPOSE) ps gateway | grep -q '(healthy)' && break; sleep 1; done; \
+	  test "$$left" -gt 0 || { $(COMPOSE) logs --tail 20; echo 'Not ready after a minute; the last logs are above' >&2; exit 1; }
+	@printf '%s\n' 'Ready. Ask it something:' \
+	  "  curl http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' -d '{" \
+	  '    "model": "smollm2-135m-instruct", "temperature": 0,' \
+	  '    "messages": [{"role": "user", "content": "What is the capital of France?"}]}'"'"
+
+compose-down: compose-engine
+	@$(COMPOSE) down $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
