@@ -15,6 +15,8 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
+from kernels.gpu.attention_layout import GpuLayout
+
 Masks = dict[int | None, torch.Tensor]  # by window
 
 _KEY_TILE = 512
@@ -80,8 +82,9 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True)
-class AttentionBatch:
-    """What all attention layers of one step share. Sequences with one query token come first.
+class HostLayout:
+    """What all attention layers of one step share, as the torch reference reads it. Sequences with one query token come
+    first.
 
     Attributes:
         slot_mapping: [tokens] int64, where each token's key and value go (see ``write_kv``).
@@ -145,6 +148,9 @@ class AttentionBatch:
         return _round_up(self.context_lens[row], self.key_tile)
 
 
+AttentionBatch = HostLayout | GpuLayout
+
+
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
@@ -168,7 +174,7 @@ def paged_attention(
     Args:
         query: [tokens, heads, head_dim]; heads is a multiple of kv_heads.
         key_cache, value_cache: [blocks, block_size, kv_heads, head_dim]; this step's keys are already written.
-        batch: the step's layout.
+        batch: the step's layout, of the kind that the device reads.
         scale: multiplies the scores, usually 1 / sqrt(head_dim).
         window: a query sees this many tokens, itself included; None is all.
         softcap: scores become ``softcap * tanh(score / softcap)``; None is off.
@@ -176,8 +182,18 @@ def paged_attention(
     Returns:
         [tokens, heads, head_dim], the dtype of ``query``.
     """
-    heads, kv_heads, head_dim = query.shape[1], key_cache.shape[2], query.shape[2]
     out = torch.empty_like(query)
+    if isinstance(batch, GpuLayout):
+        if batch.num_decodes:
+            from kernels.gpu.decode_attention import decode_attention
+
+            decode_attention(query, key_cache, value_cache, batch, scale, window, softcap, out)
+        if batch.prefill_tiles.shape[1]:
+            from kernels.gpu.prefill_attention import prefill_attention
+
+            prefill_attention(query, key_cache, value_cache, batch, scale, window, softcap, out)
+        return out
+    heads, kv_heads, head_dim = query.shape[1], key_cache.shape[2], query.shape[2]
     for group in batch.decode_groups:
         count = group.rows.numel()
         keys = key_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)

@@ -18,6 +18,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     Returns:
         [tokens, out].
     """
-    if x.shape[0] == 1 and x.dtype == torch.bfloat16 and x.device.type == "cpu":
+    if x.is_cuda and x.dtype != torch.float32:
+        from kernels.gpu.linear import MAX_ROWS, skinny_linear
+
+        if x.shape[0] <= MAX_ROWS:
+            return skinny_linear(x, weight, bias)
+    if x.shape[0] == 1 and x.dtype == torch.bfloat16 and not x.is_cuda:
         return F.linear(x.expand(2, -1).contiguous(), weight, bias)[:1]
     return F.linear(x, weight, bias)

@@ -15,6 +15,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
     Returns:
         [..., hidden], the dtype of ``x``.
     """
+    if x.is_cuda:
+        from kernels.gpu.norm import rms_norm as fast
+
+        return fast(x, weight, eps, offset)
     wide = x.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     if offset:
@@ -36,5 +40,9 @@ def add_rms_norm(
     Returns:
         (normalised sum, sum), both [..., hidden].
     """
+    if x.is_cuda:
+        from kernels.gpu.norm import add_rms_norm as fast
+
+        return fast(x, residual, weight, eps, offset)
     residual = residual + x
     return rms_norm(residual, weight, eps, offset), residual

@@ -34,6 +34,7 @@ class WorkerConfig:
     num_gpu_blocks_override: int | None = None
     seed: int = 0
     async_scheduling: bool | None = None
+    enforce_eager: bool = False
     shutdown_timeout: float = 30.0
     log_level: str = "info"
 
@@ -136,6 +137,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
     group.add_argument(
         "--async-scheduling", action=argparse.BooleanOptionalAction,
         help="plan a step while the one before runs (default: on except on cpu)",
+    )  # fmt: skip
+    group.add_argument(
+        "--enforce-eager", action="store_true",
+        help="launch the operations of each step one by one, without CUDA graphs: slower, starts sooner",
     )  # fmt: skip
     group = parser.add_argument_group("worker: KV cache")
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (default %(default)s)")

@@ -8,12 +8,13 @@ import torch
 from kernels.logit_adjustments import adjust_logits
 from kernels.logprobs import token_logprobs
 from kernels.sampling import sample
+from worker.decode_graphs import DecodeGraphs
 from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
 from worker.scheduler import PromptRow, Sampled, StepPlan, prompt_logit_pieces
 from worker.sequence import TokenLogprobs
-from worker.step_input import build_adjustments, build_sampling, build_step_input
+from worker.step_input import InputBuilder, build_adjustments, build_sampling
 from worker.token_history import TokenHistory
 
 
@@ -23,33 +24,49 @@ class ModelRunner:
     Args:
         model: with its weights.
         cache: the paged keys and values.
+        inputs: builds the steps' tensors, and keeps the sampled ids on the device, so that no step waits for the host
+            to learn them.
         max_num_seqs: rows of the buffers.
         vocab_size: tokens.
         device: where everything lives.
+        graphs: captured steps of single tokens; None computes all steps operation by operation.
     """
 
     def __init__(
-        self, model: CausalLM, cache: KVCache, max_num_seqs: int, vocab_size: int, device: torch.device
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        inputs: InputBuilder,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
+        self.inputs = inputs
         self.device = device
-        # Sampled ids stay here as the next step's input, so that no step waits for the host to learn them.
-        self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.graphs = graphs
         self.history = TokenHistory(max_num_seqs, vocab_size, device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts a step: at once on a GPU, to its end on a CPU."""
-        step = build_step_input(plan, self.last_tokens, self.cache.block_size, self.cache.key_tile)
-        hidden = self.model(step.token_ids, step.positions, self.cache, step.attention)
         result = StepResult()
-        result.prompt_logprobs = [self._prompt_logprobs(plan, row, hidden) for row in plan.prompt_logprobs]
+        replayed = self.graphs.replay(plan) if self.graphs is not None else None
+        if replayed is not None:
+            logits, rows = replayed
+        else:
+            step = self.inputs.build(plan)
+            hidden = self.model(step.token_ids, step.positions, self.cache, step.attention)
+            result.prompt_logprobs = [self._prompt_logprobs(plan, row, hidden) for row in plan.prompt_logprobs]
+            rows = step.sample_rows
+            if plan.samples:
+                logits = self.model.logits(hidden.index_select(0, step.sample_tokens))
         self.history.begin(plan.histories)
         if plan.samples:
-            logits = self.model.logits(hidden.index_select(0, step.sample_tokens))
             ids = self._sample(plan, logits, result)
-            self.last_tokens.index_copy_(0, step.sample_rows, ids)
+            self.inputs.last_tokens.index_copy_(0, rows, ids)
         if self.device.type == "cuda":
             result.copied = torch.cuda.Event()
             result.copied.record()

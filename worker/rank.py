@@ -26,7 +26,7 @@ from worker.parallel.channel import Channel, ChannelClosed
 from worker.parallel.group import join_group
 from worker.parallel.plan_wire import PlanUnpacker
 from worker.parallel.runners import RankRunner
-from worker.startup import fitting_blocks, load_model, resolve
+from worker.startup import fitting_blocks, input_builder, load_model, resolve
 
 logger = logging.getLogger("worker.rank")
 
@@ -93,7 +93,7 @@ def _load(config: WorkerConfig, store: Path, rank: int, size: int, channel: Chan
     num_blocks = json.loads(inbox.get())["num_blocks"]
     cache = KVCache(checkpoint.config, num_blocks, config.block_size, dtype, device, parallel)
     channel.send_values(ready=True)
-    return RankRunner(model, cache, setup.max_num_seqs, parallel, device)
+    return RankRunner(model, cache, input_builder(setup, cache, device), parallel)
 
 
 def _read(channel: Channel, inbox: Inbox) -> None:

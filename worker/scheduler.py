@@ -82,6 +82,7 @@ class StepPlan:
         device_tokens: indices into ``token_ids`` whose id is the last one sampled for the row.
         samples: indices of the sequences that get a next token.
         sampling: how, for each of them.
+        started_rows: rows that were given to a sequence in this step.
         histories: sequences with penalties that were given their row in this step.
         prompt_logprobs: indices of the sequences of which the computed tokens' log-probabilities are wanted.
         admitted: sequences that run for the first time.
@@ -97,6 +98,7 @@ class StepPlan:
     device_tokens: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     sampling: list[SampleRow] = field(default_factory=list)
+    started_rows: list[int] = field(default_factory=list)
     histories: list[History] = field(default_factory=list)
     prompt_logprobs: list[PromptRow] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
@@ -346,6 +348,7 @@ class Scheduler:
             if params.prompt_logprobs is not None:
                 self._want_prompt_logprobs(plan, place, params.prompt_logprobs)
         for seq in started:
+            plan.started_rows.append(seq.row)
             if seq.sampling.has_penalties:
                 prompt, output = seq.tokens[: seq.output_start], seq.tokens[seq.output_start :]
                 plan.histories.append(History(seq.row, prompt, output))

@@ -10,7 +10,9 @@ from tqdm import tqdm
 
 from worker.block_pool import BlockPool
 from worker.config import ConfigError, WorkerConfig
+from worker.decode_graphs import DecodeGraphs, graph_sizes
 from worker.engine import Engine, EngineLimits, Runner
+from worker.gpu_input import GpuInputBuilder
 from worker.kv_cache import KVCache, bytes_per_block
 from worker.loader import open_checkpoint
 from worker.loader.checkpoint import Checkpoint, manifest_hash
@@ -24,6 +26,7 @@ from worker.parallel.runners import LeaderRunner
 from worker.parallel.shards import ALONE, Parallel, check_degree
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
+from worker.step_input import HostInputBuilder, InputBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +145,14 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         setup.max_num_batched_tokens,
         config.long_prefill_token_threshold,
     )
-    own_runner = ModelRunner(model, cache, setup.max_num_seqs, model_config.vocab_size, device)
+    inputs = input_builder(setup, cache, device)
+    graphs = None
+    if isinstance(inputs, GpuInputBuilder) and ranks is None and not config.enforce_eager:
+        graphs = DecodeGraphs(model, cache, inputs, graph_sizes(setup.max_num_seqs))
+        progress = Progress("capturing CUDA graphs", "graphs")
+        graphs.capture(progress.update)
+        progress.close()
+    own_runner = ModelRunner(model, cache, inputs, setup.max_num_seqs, model_config.vocab_size, device, graphs)
     runner: Runner = own_runner
     if ranks is not None:
         ranks.tell(num_blocks=num_blocks)
@@ -162,6 +172,14 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         max_num_batched_tokens=setup.max_num_batched_tokens,
     )
     return engine, limits
+
+
+def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:
+    """What builds the steps' tensors on this device."""
+    if device.type == "cuda":
+        max_blocks = -(-setup.max_model_len // cache.block_size)
+        return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device)
+    return HostInputBuilder(setup.max_num_seqs, cache.block_size, cache.key_tile, device)
 
 
 def resolve_device(name: str, ranks: int = 1) -> torch.device:
@@ -218,7 +236,7 @@ def load_model(
     if parallel.rank > 0:
         load_weights(model, checkpoint)
     else:
-        progress = LoadProgress("loading weights")
+        progress = Progress("loading weights", "tensors")
         load_weights(model, checkpoint, progress.update)
         progress.close()
     return model, manifest_hash(checkpoint.config, checkpoint.shapes())
@@ -252,12 +270,12 @@ def check_blocks(blocks: int, source: str, per_block: int, block_size: int, max_
         )
 
 
-class LoadProgress:
+class Progress:
     """A progress bar on a terminal, a line for each tenth elsewhere."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, unit: str) -> None:
         self._what = what
-        self._bar: tqdm[None] | None = tqdm(desc=what, unit=" tensors", leave=False) if sys.stderr.isatty() else None
+        self._bar: tqdm[None] | None = tqdm(desc=what, unit=" " + unit, leave=False) if sys.stderr.isatty() else None
         self._tenth = 0
 
     def update(self, done: int, total: int) -> None:

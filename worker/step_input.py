@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, HostLayout
 from kernels.logit_adjustments import Entries, LogitAdjustments, Penalties
 from kernels.sampling import SamplingBatch, random_key
 from worker.scheduler import SampleRow, StepPlan
@@ -30,15 +31,36 @@ class StepInput:
     sample_rows: torch.Tensor
 
 
-def build_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int, key_tile: int) -> StepInput:
-    """Builds the tensors of a step.
+class InputBuilder(Protocol):
+    """Turns plans into what the model reads."""
+
+    last_tokens: torch.Tensor  # at least [rows] int64: the id last sampled for each row, the next step's input
+
+    def build(self, plan: StepPlan) -> StepInput:
+        """The tensors of a step."""
+
+
+class HostInputBuilder:
+    """Builds what the torch reference reads.
 
     Args:
-        plan: the step.
-        last_tokens: [rows] int64: the id last sampled for each row.
+        max_num_seqs: rows.
         block_size: tokens a block.
         key_tile: to what multiple of tokens attention pads a sequence's keys.
+        device: where the model is.
     """
+
+    def __init__(self, max_num_seqs: int, block_size: int, key_tile: int, device: torch.device) -> None:
+        self.block_size = block_size
+        self.key_tile = key_tile
+        self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+
+    def build(self, plan: StepPlan) -> StepInput:
+        """The tensors of a step."""
+        return _host_step_input(plan, self.last_tokens, self.block_size, self.key_tile)
+
+
+def _host_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int, key_tile: int) -> StepInput:
     device = last_tokens.device
 
     def tensor(values: list[int]) -> torch.Tensor:
@@ -60,7 +82,7 @@ def build_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int,
     block_tables = tensor([block for table in plan.block_tables for block in table + [0] * (width - len(table))])
     block_tables = block_tables.view(-1, width)
     slots = block_tables[sequence, positions // block_size] * block_size + positions % block_size
-    attention = AttentionBatch(
+    attention = HostLayout(
         slot_mapping=slots,
         block_tables=block_tables,
         query_lens=tuple(plan.counts),

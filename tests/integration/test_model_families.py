@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.attention import AttentionBatch
+from kernels.attention import HostLayout
 from tests.doubles.tiny_model import VOCAB, save_tiny
 from worker.config import WorkerConfig
 from worker.kv_cache import KVCache
@@ -102,7 +102,7 @@ def test_logits_match_transformers(tmp_path, case):
         done = 0
         for count in (50, 100, 7, *[1] * 64):
             positions = torch.arange(done, done + count)
-            batch = AttentionBatch(
+            batch = HostLayout(
                 slot_mapping=table[0, positions // BLOCK] * BLOCK + positions % BLOCK,
                 block_tables=table,
                 query_lens=(count,),

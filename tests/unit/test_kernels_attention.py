@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import AttentionBatch, paged_attention
+from kernels.attention import HostLayout, paged_attention
 from kernels.kv_cache import write_kv
 
 BLOCK = 4
@@ -51,7 +51,7 @@ def run(lengths, kv_heads, group, dtype, seed, window=None, softcap=None, tile=B
         queries.append(query)
         expected.append(dense(query, keys, values, scale, window, softcap))
     width = max(blocks_of)
-    batch = AttentionBatch(
+    batch = HostLayout(
         slot_mapping=torch.cat(slots),
         block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables]),
         query_lens=tuple(count for count, _ in lengths),

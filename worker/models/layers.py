@@ -10,10 +10,9 @@ from torch import nn
 
 from kernels.activation import gelu_tanh_mul, silu_mul
 from kernels.attention import AttentionBatch, paged_attention
-from kernels.kv_cache import write_kv
 from kernels.linear import linear
 from kernels.norm import add_rms_norm, rms_norm
-from kernels.rotary import rotate
+from kernels.rotary_kv import rotary_kv
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.models.sharding import Part, Piece, Target, part, scaled
@@ -172,18 +171,19 @@ class Attention(nn.Module):
         self.qkv_proj = Linear(config.hidden_size, parts, bias=config.qkv_bias)
         output = [part("o_proj", (config.hidden_size, range(config.hidden_size)))]
         self.o_proj = Linear(query[0], output, bias=config.o_bias, inputs=query[1], parallel=parallel)
+        self.eps, self.norm_offset = config.rms_norm_eps, norm_offset
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
 
     def forward(self, x: torch.Tensor, angles: Angles, cache: KVCache, batch: AttentionBatch) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]; writes the tokens' keys and values into the cache."""
-        qkv = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        query, key, value = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotate(query, *angles), rotate(key, *angles)
         key_cache, value_cache = cache.layer(self.layer)
-        write_kv(key, value, key_cache, value_cache, batch.slot_mapping)
+        cos, sin = angles
+        query = rotary_kv(
+            self.qkv_proj(x), cos, sin, key_cache, value_cache, batch.slot_mapping,
+            None if self.q_norm is None else self.q_norm.weight, None if self.k_norm is None else self.k_norm.weight,
+            self.eps, self.norm_offset,
+        )  # fmt: skip
         attended = paged_attention(query, key_cache, value_cache, batch, self.scale, self.window, self.softcap)
         return self.o_proj(attended.flatten(1))
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from worker.scheduler import StepPlan, prompt_logit_pieces
 from worker.sequence import token_array
 
-_HEADER = 7  # lengths of the columns, in front of them
+_HEADER = 8  # lengths of the columns, in front of them
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class PlanPacker:
 
     def pack(self, plan: StepPlan) -> bytes:
         """The plan for ``PlanUnpacker.unpack``."""
+        for row in plan.started_rows:
+            self._tables[row] = []
         kept, added = [], array("I")
         for row, table in zip(plan.rows, plan.block_tables, strict=True):
-            known = self._tables.setdefault(row, [])
-            if table[: len(known)] != known:
-                known.clear()  # the row has another sequence, or the same one again after a preemption
+            known = self._tables[row]
             kept.append(len(known))
             new = table[len(known) :]
             known += new
@@ -58,10 +58,14 @@ class PlanPacker:
         calls = logit_calls(plan)
         columns = (
             *(plan.rows, plan.starts, plan.counts, kept, widths, added),
-            *(plan.token_ids, plan.device_tokens, plan.samples),
+            *(plan.token_ids, plan.device_tokens, plan.samples, plan.started_rows),
             *(map(len, calls), (index for call in calls for index in call)),
         )
-        lengths = (len(added), len(plan.token_ids), len(plan.device_tokens), len(plan.samples), len(calls))
+        lengths = (
+            *(len(column) for column in (added, plan.token_ids, plan.device_tokens, plan.samples)),
+            len(plan.started_rows),
+            len(calls),
+        )
         packed = array("I", (plan.number, len(plan.rows), *lengths))
         for column in columns:
             packed.extend(column)
@@ -78,7 +82,7 @@ class PlanUnpacker:
         """The next plan. Its block tables are valid until the one after it is unpacked."""
         values = array("I")
         values.frombytes(data)
-        number, sequences, added_len, tokens, device_tokens, samples, calls = values[:_HEADER]
+        number, sequences, added_len, tokens, device_tokens, samples, started, calls = values[:_HEADER]
         place = _HEADER
 
         def take(count: int) -> list[int]:
@@ -96,6 +100,6 @@ class PlanUnpacker:
             plan.block_tables.append(table)
         plan.token_ids = token_array()
         plan.token_ids.extend(take(tokens))
-        plan.device_tokens, plan.samples = take(device_tokens), take(samples)
+        plan.device_tokens, plan.samples, plan.started_rows = take(device_tokens), take(samples), take(started)
         wanted = [take(count) for count in take(calls)]
         return RankPlan(plan, wanted)

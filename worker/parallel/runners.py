@@ -14,7 +14,7 @@ from worker.parallel.plan_wire import PlanPacker, RankPlan
 from worker.parallel.ranks import Ranks
 from worker.parallel.shards import Parallel
 from worker.scheduler import StepPlan
-from worker.step_input import build_step_input
+from worker.step_input import InputBuilder
 
 
 class LeaderRunner:
@@ -38,7 +38,7 @@ class LeaderRunner:
             self._ranks.send(self._packer.pack(plan))
             launched = self._runner.launch(plan)
             if plan.samples:
-                share_tokens(self._runner.last_tokens, self._parallel)
+                share_tokens(self._runner.inputs.last_tokens, self._parallel)
         except (RuntimeError, OSError) as error:
             failure = self._ranks.explain(error)
             raise failure from failure.__cause__
@@ -61,28 +61,25 @@ class RankRunner:
     Args:
         model: this rank's share.
         cache: the same of keys and values.
-        max_num_seqs: rows of the buffers.
+        inputs: builds the steps' tensors.
         parallel: this rank's place.
-        device: where everything lives.
     """
 
-    def __init__(
-        self, model: CausalLM, cache: KVCache, max_num_seqs: int, parallel: Parallel, device: torch.device
-    ) -> None:
+    def __init__(self, model: CausalLM, cache: KVCache, inputs: InputBuilder, parallel: Parallel) -> None:
         self._model = model
         self._cache = cache
         self._parallel = parallel
-        self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._inputs = inputs
 
     @torch.inference_mode()
     def run(self, step: RankPlan) -> None:
         """Does what the leader does in ``ModelRunner.launch``, except for what it does alone."""
-        inputs = build_step_input(step.plan, self._last_tokens, self._cache.block_size, self._cache.key_tile)
+        inputs = self._inputs.build(step.plan)
         hidden = self._model(inputs.token_ids, inputs.positions, self._cache, inputs.attention)
         for tokens in step.logit_calls:
             self._model.logits(hidden.index_select(0, torch.tensor(tokens, device=hidden.device)))
         if step.plan.samples:
-            share_tokens(self._last_tokens, self._parallel)
+            share_tokens(self._inputs.last_tokens, self._parallel)
 
 
 def share_tokens(last_tokens: torch.Tensor, parallel: Parallel) -> None:

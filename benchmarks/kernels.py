@@ -1,0 +1,264 @@
+"""The kernels one by one on a GPU, in CUDA graphs over rotating inputs: microseconds beside bytes and operations.
+
+    python -m benchmarks.kernels [--tune] [--only linear attention prefill small]
+
+Each result is compared with float64 or float32 arithmetic before it is timed. ``--tune`` tries many cuts of the skinny
+products and prints the best ones.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+import torch.nn.functional as F
+
+from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
+from kernels.gpu.linear import Shape, skinny_linear
+
+DEVICE = torch.device("cuda")
+SHAPES_8B = {
+    "qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336), "lm_head": (128256, 4096)
+}  # fmt: skip
+SHAPES_1B = {
+    "qkv 1B": (3072, 2048), "o 1B": (2048, 2048), "gate_up 1B": (16384, 2048), "down 1B": (2048, 8192)
+}  # fmt: skip
+
+
+def microseconds(calls: list[Callable[[], object]], repeats: int = 20) -> float:
+    """Median time of one call, from replays of a graph that makes all calls one after another."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times)
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of reading 4 GiB: the ceiling of this run."""
+    buffer = torch.ones(1 << 30, dtype=torch.float32, device=DEVICE)
+    return buffer.nbytes / (microseconds([buffer.sum]) * 1e-6)
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    error = (found.double() - wanted.double()).norm() / wanted.double().norm()
+    return float(error)
+
+
+def weights(out_features: int, in_features: int) -> list[torch.Tensor]:
+    """Copies enough that the L2 cache does not help."""
+    copies = max(2, -(-(400 << 20) // (out_features * in_features * 2)))
+    return [torch.randn(out_features, in_features, device=DEVICE).bfloat16() * 0.02 for _ in range(copies)]
+
+
+def cuts(rows: int, out_features: int, in_features: int) -> list[Shape]:
+    """Cuts worth trying."""
+    found = []
+    for block_out, block_in, split, stages, warps in itertools.product(
+        (16, 32, 64, 128), (64, 128, 256), (1, 2, 4, 8), (3, 4, 6), (4, 8)
+    ):
+        programs = -(-out_features // block_out) * split
+        memory = stages * block_in * (block_out + max(rows, 16)) * 2
+        if not 120 <= programs <= 1200 and block_out != 64 and not (out_features > 100000 and split == 1):
+            continue
+        if programs > 4100 or programs < 60 or memory > 200_000 or memory < 30_000 or (warps == 8 and block_out < 64):
+            continue
+        if in_features // split < 2 * block_in:
+            continue
+        found.append(Shape(block_out, block_in, split, stages, warps, 2))
+    return found
+
+
+def compile_cuts(task: tuple[int, int, int, list[Shape]]) -> None:
+    """Fills Triton's cache, in a process of its own."""
+    rows, out_features, in_features, shapes = task
+    x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
+    weight = torch.randn(out_features, in_features, device=DEVICE).bfloat16()
+    for shape in shapes:
+        try:
+            skinny_linear(x, weight, None, shape)
+        except Exception as error:
+            print("cannot compile", shape, type(error).__name__)
+    torch.cuda.synchronize()
+
+
+def tune(rows_list: list[int], bandwidth: float, shapes: dict[str, tuple[int, int]]) -> None:
+    tasks = []
+    for rows, (out_features, in_features) in itertools.product(rows_list, shapes.values()):
+        tried = cuts(rows, out_features, in_features)
+        tasks += [(rows, out_features, in_features, tried[at::4]) for at in range(4)]
+    with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_cuts, tasks))
+    for name, (out_features, in_features) in shapes.items():
+        held = weights(out_features, in_features)
+        for rows in rows_list:
+            x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
+            size = held[0].nbytes + x.nbytes + rows * out_features * 2
+            want = x.double() @ held[0].double().T if out_features < 100000 else (x @ held[0].T).double()
+            results = []
+            for shape in cuts(rows, out_features, in_features):
+                try:
+                    error = relative_error(skinny_linear(x, held[0], None, shape), want)
+                    assert error < 1e-2, (shape, error)
+                    calls = [lambda w=w, shape=shape: skinny_linear(x, w, None, shape) for w in held]
+                    results.append((microseconds(calls, 5), shape))
+                except Exception as error:
+                    print("failed", name, rows, shape, str(error)[:100])
+            results.sort(key=lambda result: result[0])
+            library = microseconds([lambda w=w: F.linear(x, w) for w in held])
+            print(f"{name} rows {rows}: cuBLAS {library:.1f} us {size / bandwidth / library * 1e8:.0f}%")
+            for time, shape in results[:4]:
+                print(f"    {time:.1f} us {size / bandwidth / time * 1e8:.0f}%  {shape}")
+
+
+def linear_table(bandwidth: float) -> None:
+    print("skinny products: us, share of the read bandwidth, cuBLAS us")
+    for name, (out_features, in_features) in (SHAPES_8B | SHAPES_1B).items():
+        held = weights(out_features, in_features)
+        line = f"{name:>10}"
+        for rows in (1, 8, 16, 32, 64):
+            x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
+            want = (x.float() @ held[0].float().T).double()
+            assert relative_error(skinny_linear(x, held[0]), want) < 1e-2
+            size = held[0].nbytes + x.nbytes + rows * out_features * 2
+            time = microseconds([lambda w=w: skinny_linear(x, w) for w in held])
+            library = microseconds([lambda w=w: F.linear(x, w) for w in held])
+            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}% ({library:.1f})"
+        print(line)
+
+
+def decode_layout(contexts: list[int], blocks: int) -> GpuLayout:
+    count, width = len(contexts), max(-(-context // 16) for context in contexts)
+    order = torch.randperm(blocks)
+    table, taken = torch.zeros(count, width, dtype=torch.int32), 0
+    for row, context in enumerate(contexts):
+        size = -(-context // 16)
+        table[row, :size] = order[taken : taken + size]
+        taken += size
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    tiles = torch.cat((torch.zeros(1), ((lengths + DECODE_TILE - 1) // DECODE_TILE).cumsum(0)))
+    return GpuLayout(
+        torch.zeros(count, dtype=torch.int64, device=DEVICE), table.to(DEVICE),
+        torch.arange(count, dtype=torch.int32, device=DEVICE), lengths.to(DEVICE), tiles.int().to(DEVICE), count,
+        torch.arange(count + 1, dtype=torch.int32, device=DEVICE),
+        torch.zeros(2, 0, dtype=torch.int32, device=DEVICE),
+    )  # fmt: skip
+
+
+def attention_table(bandwidth: float) -> None:
+    from kernels.gpu.decode_attention import decode_attention
+
+    print("decode attention, 32 heads, 8 kv heads, head 128: us, share of the read bandwidth")
+    for contexts in ([1024], [8192], [1024] * 8, [1024] * 64, [1024] * 256, list(range(16, 2048, 16)), [32768] * 16):
+        blocks = sum(-(-context // 16) for context in contexts)
+        layers = max(2, min(8, -(-(300 << 20) // (blocks * 16 * 4096))))
+        caches = [torch.randn(2, blocks, 16, 8, 128, device=DEVICE).bfloat16() for _ in range(layers)]
+        layout = decode_layout(contexts, blocks)
+        query = torch.randn(len(contexts), 32, 128, device=DEVICE).bfloat16()
+        out = torch.empty_like(query)
+        decode_attention(query, *caches[0], layout, 128**-0.5, None, None, out)
+        keys, values = (cache.flatten(0, 1) for cache in caches[0])
+        for row in (0, len(contexts) - 1):
+            at = layout.block_tables[row].long().repeat_interleave(16) * 16 + torch.arange(16, device=DEVICE).repeat(
+                layout.block_tables.shape[1]
+            )
+            at = at[: contexts[row]]
+            want = F.scaled_dot_product_attention(
+                query[row].view(8, 4, 128).float(), keys[at].transpose(0, 1).float(), values[at].transpose(0, 1).float()
+            )
+            assert relative_error(out[row], want.reshape(32, 128)) < 1e-2
+        calls = [lambda c=c: decode_attention(query, *c, layout, 128**-0.5, None, None, out) for c in caches]
+        time = microseconds(calls)
+        size = sum(contexts) * 4096
+        name = f"{len(contexts)} x {contexts[0]}" if len(set(contexts)) == 1 else f"{len(contexts)} mixed"
+        print(f"    {name:>12}: {time:8.1f} us {size / bandwidth / time * 1e8:4.0f}%")
+
+
+def prefill_table() -> None:
+    from kernels.gpu.prefill_attention import prefill_attention
+
+    print("prefill attention, causal, 32 heads, 8 kv heads, head 128: us, TFLOP/s")
+    for count, length in ((1, 8192), (8, 1024), (1, 2048), (4, 2048)):
+        blocks = count * length // 16
+        cache = torch.randn(2, blocks, 16, 8, 128, device=DEVICE).bfloat16()
+        layout = decode_layout([length] * count, blocks)
+        tiles = [(seq, start) for seq in range(count) for start in range(0, length, PREFILL_TILE)]
+        layout = GpuLayout(
+            layout.slot_mapping, layout.block_tables, layout.rows, layout.context_lens, layout.decode_tiles, 0,
+            torch.arange(count + 1, dtype=torch.int32, device=DEVICE) * length,
+            torch.tensor(tiles, dtype=torch.int32, device=DEVICE).T.contiguous(),
+        )  # fmt: skip
+        query = torch.randn(count * length, 32, 128, device=DEVICE).bfloat16()
+        out = torch.empty_like(query)
+        prefill_attention(query, *cache, layout, 128**-0.5, None, None, out)
+        at = (layout.block_tables[-1].long()[:, None] * 16 + torch.arange(16, device=DEVICE)).flatten()
+        keys, values = (part.flatten(0, 1)[at].transpose(0, 1) for part in cache)
+        want = F.scaled_dot_product_attention(
+            query[-length:].transpose(0, 1)[None], keys[None], values[None], is_causal=True, enable_gqa=True
+        )
+        assert relative_error(out[-length:], want[0].transpose(0, 1)) < 1e-2
+        time = microseconds([lambda: prefill_attention(query, *cache, layout, 128**-0.5, None, None, out)] * 3)
+        print(f"    {count} x {length}: {time:8.1f} us {2 * count * length**2 * 4096 / time * 1e-6:5.0f} TFLOP/s")
+
+
+def small_table() -> None:
+    from kernels.activation import silu_mul
+    from kernels.norm import add_rms_norm
+    from kernels.rotary_kv import rotary_kv
+
+    print("small kernels of the 8B model, a chain of 32: us each")
+    cache = torch.zeros(2, 1024, 16, 8, 128, device=DEVICE).bfloat16()
+    for rows in (1, 64, 256, 8192):
+        x = torch.randn(rows, 4096, device=DEVICE).bfloat16()
+        weight = torch.ones(4096, device=DEVICE).bfloat16()
+        qkv = torch.randn(rows, 6144, device=DEVICE).bfloat16()
+        gate_up = torch.randn(rows, 28672, device=DEVICE).bfloat16()
+        angles = torch.rand(rows, 64, device=DEVICE)
+        slots = torch.arange(rows, device=DEVICE)
+        norm = microseconds([lambda: add_rms_norm(x, x, weight, 1e-5)] * 32)
+        rotary = microseconds([lambda: rotary_kv(qkv, angles, angles, *cache, slots)] * 32)
+        gated = microseconds([lambda: silu_mul(gate_up)] * 32)
+        print(f"    {rows:>5} rows: norm {norm:.1f}, rotary_kv {rotary:.1f}, silu_mul {gated:.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--only", nargs="+", default=["linear", "attention", "prefill", "small"])
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    bandwidth = read_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, read bandwidth {bandwidth / 1e12:.2f} TB/s")
+    if "small" in args.only:
+        small_table()
+    if "attention" in args.only:
+        attention_table(bandwidth)
+    if "prefill" in args.only:
+        prefill_table()
+    if args.tune:
+        tune(args.rows, bandwidth, SHAPES_8B)
+    elif "linear" in args.only:
+        linear_table(bandwidth)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What all launches share: programmatic dependent launch, and the sizes of the GPU.
+
+With programmatic dependent launch (compute capability 9.0 and newer), a kernel starts while the one before it still
+runs, and waits inside, at ``wait_for_previous``, before it touches anything that another kernel writes. What comes
+before the wait (index arithmetic, loads of weights) overlaps the other kernel's end. Every kernel of a chain must wait:
+only then has everything launched earlier ended too.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+
+@cache
+def dependent_launch(device: torch.device) -> bool:
+    """Whether kernels on this device are launched before the one before them has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors; a small number of them in Triton's interpreter."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit
+def wait_for_previous(DEPENDENT: tl.constexpr):
+    """Lets the next kernel start, then waits until all earlier ones have ended and their writes can be read."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

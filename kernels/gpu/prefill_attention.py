@@ -1,0 +1,130 @@
+"""Causal attention of chunks of queries over paged keys (FlashAttention-2: Dao, 2023), of any lengths in one launch."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.attention_layout import PREFILL_TILE, GpuLayout
+from kernels.gpu.launch import dependent_launch, wait_for_previous
+
+
+@triton.jit
+def _attend_tile(
+    acc, total_weight, largest, query, position, index, context,
+    table, key_ptr, value_ptr, kv_head, scale, softcap,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys in the running softmax. ``MASKED``: some keys are not visible to some queries."""
+    column = tl.arange(0, BLOCK_D)
+    token = index * TILE + tl.arange(0, TILE)
+    block = tl.load(table + token // BLOCK_SIZE, mask=token < context, other=0).to(tl.int64)
+    slot = block * BLOCK_SIZE + token % BLOCK_SIZE
+    at = (slot[:, None] * KV_HEADS + kv_head) * HEAD_DIM + column[None, :]
+    if BLOCK_D == HEAD_DIM:
+        key = tl.load(key_ptr + at)
+        value = tl.load(value_ptr + at)
+    else:
+        key = tl.load(key_ptr + at, mask=(column < HEAD_DIM)[None, :], other=0.0)
+        value = tl.load(value_ptr + at, mask=(column < HEAD_DIM)[None, :], other=0.0)
+    score = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if SOFTCAP:
+        score = softcap * (2 * tl.sigmoid(2 * scale * score / softcap) - 1) * 1.4426950408889634
+    else:
+        score = score * (scale * 1.4426950408889634)
+    if MASKED:
+        visible = token[None, :] <= position[:, None]
+        if WINDOW > 0:
+            visible = visible & (token[None, :] > position[:, None] - WINDOW)
+        score = tl.where(visible, score, -1e30)
+    new_largest = tl.maximum(largest, tl.max(score, axis=1))
+    shrink = tl.exp2(largest - new_largest)
+    weight = tl.exp2(score - new_largest[:, None])
+    if MASKED:
+        weight = tl.where(visible, weight, 0.0)
+    total_weight = total_weight * shrink + tl.sum(weight, axis=1)
+    acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
+    return acc, total_weight, new_largest
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _prefill_kernel(
+    query_ptr, key_ptr, value_ptr, out_ptr, table_ptr, table_stride, rows_ptr, context_ptr, starts_ptr,
+    tiles_ptr, num_tiles, scale, softcap,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    # The last tiles see the most keys: they go first, so that the short ones fill the end.
+    which = num_tiles - 1 - tl.program_id(1)
+    kv_head = head // (HEADS // KV_HEADS)
+    column = tl.arange(0, BLOCK_D)
+    wait_for_previous(DEPENDENT)
+    seq = tl.load(tiles_ptr + which)
+    begin = tl.load(tiles_ptr + num_tiles + which)
+    start = tl.load(starts_ptr + seq)
+    count = tl.load(starts_ptr + seq + 1) - start
+    context = tl.load(context_ptr + seq)
+    table = table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
+    within = begin + tl.arange(0, QUERIES)
+    position = context - count + within
+    real = (within < count)[:, None] & (column < HEAD_DIM)[None, :]
+    query_at = ((start + within).to(tl.int64)[:, None] * HEADS + head) * HEAD_DIM + column[None, :]
+    query = tl.load(query_ptr + query_at, mask=real, other=0.0)
+    largest = tl.full([QUERIES], -1e30, tl.float32)
+    total_weight = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, BLOCK_D], tl.float32)
+    first_position = context - count + begin
+    end = tl.cdiv(tl.minimum(first_position + QUERIES, context), TILE)
+    plain_end = (first_position + 1) // TILE  # tiles before it are visible to all queries
+    plain_start = 0
+    if WINDOW > 0:
+        # Keys before the first query's window are out of sight of all; those before the last one's, of some.
+        low = tl.maximum(first_position - WINDOW + 1, 0) // TILE
+        plain_start = tl.cdiv(tl.maximum(first_position + QUERIES - WINDOW, 0), TILE)
+        plain_start = tl.minimum(plain_start, end)
+        for index in tl.range(low, plain_start, num_stages=STAGES):
+            acc, total_weight, largest = _attend_tile(
+                acc, total_weight, largest, query, position, index, context, table, key_ptr, value_ptr, kv_head,
+                scale, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
+            )  # fmt: skip
+    for index in tl.range(plain_start, plain_end, num_stages=STAGES):
+        acc, total_weight, largest = _attend_tile(
+            acc, total_weight, largest, query, position, index, context, table, key_ptr, value_ptr, kv_head,
+            scale, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, False,
+        )  # fmt: skip
+    for index in tl.range(tl.maximum(plain_start, plain_end), end, num_stages=STAGES):
+        acc, total_weight, largest = _attend_tile(
+            acc, total_weight, largest, query, position, index, context, table, key_ptr, value_ptr, kv_head,
+            scale, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
+        )  # fmt: skip
+    out = acc / tl.maximum(total_weight, 1e-30)[:, None]
+    tl.store(out_ptr + query_at, out.to(out_ptr.dtype.element_ty), mask=real)
+
+
+def prefill_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    layout: GpuLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    out: torch.Tensor,
+) -> None:
+    """Fills ``out[layout.num_decodes:]``; arguments as in ``kernels.attention.paged_attention``."""
+    kv_heads, head_dim = key_cache.shape[2:]
+    heads = query.shape[1]
+    num_tiles = layout.prefill_tiles.shape[1]
+    dependent = dependent_launch(query.device)
+    wide = head_dim > 128
+    _prefill_kernel[(heads, num_tiles)](
+        query, key_cache, value_cache, out,
+        layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, layout.query_starts,
+        layout.prefill_tiles, num_tiles, scale, softcap or 0.0,
+        HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
+        BLOCK_SIZE=key_cache.shape[1], QUERIES=PREFILL_TILE, TILE=32 if wide or query.dtype == torch.float32 else 64,
+        WINDOW=window or 0, SOFTCAP=softcap is not None, STAGES=2 if query.dtype == torch.float32 else 3,
+        DEPENDENT=dependent, num_warps=8, launch_pdl=dependent,
+    )  # fmt: skip
