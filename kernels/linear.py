@@ -3,12 +3,15 @@
 import torch
 import torch.nn.functional as F
 
+_AMX_ROWS = 32
+
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x @ weight.T + bias``.
 
-    On a CPU in bfloat16, a row's result does not depend on the rows beside it: oneDNN sums a single row in an order of
-    its own, so that one is computed as two. Two rows cost no more, as both wait for the weights.
+    On a CPU in bfloat16, a row's result does not depend on the rows beside it. oneDNN chooses the order of its sums by
+    the number of rows: with AMX by all sizes of it, so that rows are computed in groups of one size, the last one
+    padded; else only a single row is special, and computed as two, which costs no more, as both wait for the weights.
 
     Args:
         x: [tokens, in].
@@ -23,6 +26,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
         if x.shape[0] <= MAX_ROWS:
             return skinny_linear(x, weight, bias)
-    if x.shape[0] == 1 and x.dtype == torch.bfloat16 and not x.is_cuda:
-        return F.linear(x.expand(2, -1).contiguous(), weight, bias)[:1]
+    if x.dtype == torch.bfloat16 and not x.is_cuda:
+        if torch.cpu._is_amx_tile_supported():
+            groups = F.pad(x, (0, 0, 0, -x.shape[0] % _AMX_ROWS)).split(_AMX_ROWS)
+            return torch.cat([F.linear(group, weight, bias) for group in groups])[: x.shape[0]]
+        if x.shape[0] == 1:
+            return F.linear(x.expand(2, -1).contiguous(), weight, bias)[:1]
     return F.linear(x, weight, bias)
