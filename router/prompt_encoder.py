@@ -1,18 +1,15 @@
 """Turns prompts into ids in threads, a bounded number at a time: the event loop never tokenizes."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from protos import inference_pb2
 from router.admission import WaitingQueue
-from router.chat_template import TemplateRefusal
-from router.errors import InvalidArgument
+from router.prompt import PromptRequest, encode_prompt, encode_words
 from router.tokenizer import Tokenizer
-from router.validation import check_chat, check_ids, check_text_length
 
-PromptRequest = inference_pb2.GenerateRequest | inference_pb2.ExplainRequest | inference_pb2.TokenizeRequest
 Result = TypeVar("Result")
 
 
@@ -33,53 +30,22 @@ class PromptEncoder:
     async def encode(
         self, request: PromptRequest, max_model_len: int, vocab_size: int, *, add_special_tokens: bool = True
     ) -> tuple[str, list[int]]:
-        """The prompt's field and its ids.
-
-        Args:
-            request: has the oneof ``prompt``.
-            max_model_len: texts that cannot fit are refused before they are tokenized; 0: any length.
-            vocab_size: ids must be below.
-            add_special_tokens: for text.
+        """The prompt's field and its ids, as ``encode_prompt`` finds them.
 
         Raises:
             InvalidArgument: the prompt is missing or wrong.
             QueueFull: too many others are at it.
         """
-        field = request.WhichOneof("prompt")
-        tokenizer = self._tokenizer
-        if field == "token_ids" and not isinstance(request, inference_pb2.TokenizeRequest):
-            token_ids = list(request.token_ids.ids)
-            check_ids("token_ids.ids", token_ids, vocab_size)
-            return field, token_ids
-        if field == "text":
-            text = request.text
-            if max_model_len:
-                check_text_length(field, len(text), tokenizer.longest_token, max_model_len)
-            encode = tokenizer.encode_text
-            return field, await self._run(lambda: encode(text, add_special_tokens=add_special_tokens))
-        if field == "chat":
-            return field, await self._encode_chat(request.chat, max_model_len)
-        raise InvalidArgument("prompt", "there is no prompt: give one of text, token_ids or chat")
-
-    async def _encode_chat(self, chat: inference_pb2.Chat, max_model_len: int) -> list[int]:
-        messages = check_chat(chat)
-        tokenizer = self._tokenizer
-        if max_model_len:
-            characters = sum(len(message.content) for message in messages)
-            check_text_length("chat", characters, tokenizer.longest_token, max_model_len)
-        opened = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-        try:
-            return await self._run(lambda: tokenizer.encode_chat(messages, add_generation_prompt=opened))
-        except TemplateRefusal as error:
-            raise InvalidArgument("chat", str(error)) from error
+        work = functools.partial(
+            encode_prompt, self._tokenizer, request, max_model_len, vocab_size, add_special_tokens=add_special_tokens
+        )
+        if request.WhichOneof("prompt") in ("text", "chat"):
+            return await self._run(work)
+        return work()  # ids are only checked
 
     async def encode_words(self, words: tuple[str, ...]) -> list[list[int]]:
-        """The ids of words that may stand within a text: each as it is, and after a space. Raises QueueFull."""
-        tokenizer = self._tokenizer
-        texts = [text for word in words for text in dict.fromkeys((word, " " + word.lstrip()))]
-        return await self._run(
-            lambda: [tokenizer.encode_text(text, add_special_tokens=False) for text in texts],
-        )
+        """The ids of words that may stand within a text, as ``encode_words`` finds them. Raises QueueFull."""
+        return await self._run(lambda: encode_words(self._tokenizer, words))
 
     async def decode(self, token_ids: list[int]) -> str:
         """The text of ids, control tokens included. Raises QueueFull."""

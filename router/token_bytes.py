@@ -4,6 +4,7 @@ With this table, turning ids into text is joining bytes and decoding UTF-8: fast
 cut into pieces. Knows nothing of sequences.
 """
 
+import copy
 import json
 import re
 from collections.abc import Callable
@@ -52,6 +53,12 @@ class TokenBytes:
         except IndexError:  # a model's vocabulary may be padded beyond the tokenizer's
             size = len(table)
             return b"".join([table[token_id] for token_id in token_ids if token_id < size])
+
+    def with_special(self) -> "TokenBytes":
+        """A copy in which special tokens are text like others."""
+        copied = copy.copy(self)
+        copied.table = [self.special.get(token_id, data) for token_id, data in enumerate(self.table)]
+        return copied
 
     def shown(self, token_id: int) -> bytes:
         """What one token is written as, special tokens included."""

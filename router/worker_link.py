@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import grpc
 from grpc.aio import StreamStreamCall
 
-from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
+from protos import worker_pb2, worker_pb2_grpc
 from protos.channel import CHANNEL_OPTIONS
 from router.errors import InvalidArgument, Unavailable
 from router.request import Choice, OutOfStep
 from router.slot_table import SlotTable
+from router.submission import submission
 
 logger = logging.getLogger(__name__)
 
@@ -194,36 +195,10 @@ class WorkerLink:
     def submit(self, choice: Choice, now: float) -> None:
         """Gives the worker a sequence; only when it ``has_room``. ``now`` is the loop's time."""
         request = choice.request
-        params = request.params
         choice.link = self
         choice.slot, generation = self.slots.bind(choice)
-        submit = worker_pb2.Submit(
-            slot=choice.slot,
-            generation=generation,
-            request_id=request.id,
-            prompt_token_ids=request.prompt,
-            sampling=sampling_pb2.SamplingParams(
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                min_p=params.min_p,
-                seed=choice.seed,
-                presence_penalty=params.presence_penalty,
-                frequency_penalty=params.frequency_penalty,
-                repetition_penalty=params.repetition_penalty,
-                logit_bias=params.logit_bias,
-                allowed_token_ids=params.allowed_token_ids,
-            ),
-            min_tokens=min(params.min_tokens, request.max_tokens),
-            bad_words=[worker_pb2.TokenSequence(token_ids=ids) for ids in request.bad_word_ids],
-            max_tokens=request.max_tokens,
-            stop_token_ids=sorted(params.eos_token_ids | params.stop_token_ids),
-            cache_salt=params.cache_salt,
-        )
-        if params.logprobs is not None:
-            submit.logprobs = params.logprobs
-        if params.prompt_logprobs is not None and choice.index == 0:  # one report is enough for all choices
-            submit.prompt_logprobs = params.prompt_logprobs
+        submit = submission(choice)
+        submit.slot, submit.generation = choice.slot, generation
         if request.deadline is not None:
             submit.time_left_ms = min(max(1, int((request.deadline - now) * 1000)), _MAX_TIME_LEFT_MS)
         self._send(worker_pb2.RouterMessage(submit=submit))

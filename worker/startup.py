@@ -20,7 +20,7 @@ from worker.loader.weights import fill_randomly, load_weights
 from worker.model_config import ModelConfig
 from worker.model_runner import ModelRunner
 from worker.models import CausalLM, build_model
-from worker.parallel.group import leave_group
+from worker.parallel.group import group_joined, leave_group
 from worker.parallel.ranks import Ranks
 from worker.parallel.runners import LeaderRunner
 from worker.parallel.shards import ALONE, Parallel, check_degree
@@ -83,6 +83,11 @@ def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:
         built = _build(setup, checkpoint, None)
     else:
         check_degree(checkpoint.config, size)
+        if group_joined():
+            raise ConfigError(
+                f"--tensor-parallel-size is {size}, but this process already has an engine of several ranks, or uses "
+                "torch.distributed for something else; close that first"
+            )
         ranks = _start_ranks(setup)
         try:
             built = _build(setup, checkpoint, ranks)

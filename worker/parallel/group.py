@@ -35,7 +35,12 @@ def join_group(store: Path, rank: int, size: int, device: torch.device) -> Paral
     return Parallel(rank, size, dist.group.WORLD)
 
 
+def group_joined() -> bool:
+    """Whether this process is in a group; it can be in one at a time."""
+    return dist.is_initialized()
+
+
 def leave_group() -> None:
     """Leaves the group, when it was joined."""
-    if dist.is_initialized():
+    if group_joined():
         dist.destroy_process_group()
