@@ -205,7 +205,7 @@ class LLMEngine:
         return choice
 
     def _tell(self, now: float) -> list[RequestOutput]:
-        """The outputs of all requests that have something to tell. Raises RequestError when one failed; the rest waits."""
+        """The outputs of requests with something to tell. Raises RequestError when one failed; the others wait."""
         for request_id, record in self._touched.items():
             if record.request.failure is not None:
                 self.abort_request(request_id)

@@ -165,11 +165,11 @@ def _check(name: str, right: bool, value: object, wanted: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, Real)
 
 
 def _is_whole(value: Any, least: int, end: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) < end
+    return not isinstance(value, bool) and isinstance(value, Integral) and least <= int(value) < end
 
 
 def _all(value: Any, right: Any) -> bool:

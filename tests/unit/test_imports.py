@@ -75,6 +75,12 @@ def test_the_command_starts_without_torch() -> None:
     assert "torch" not in loaded_after("import quire.cli, quire.serve, quire.chat")
 
 
+def test_the_offline_api_is_imported_when_it_is_used() -> None:
+    assert loaded_after("import quire") <= {"quire", *sys.stdlib_module_names, *loaded_after("pass")}
+    assert "torch" not in loaded_after("from quire import EngineArgs, RequestOutput, SamplingParams")
+    assert {"torch", "tokenizers"} <= loaded_after("from quire import *")
+
+
 @pytest.mark.parametrize("package", ["worker", "router", "gateway"])
 def test_config_modules_need_the_standard_library_only(package: str) -> None:
     assert loaded_after(f"import {package}.config") <= {package, *sys.stdlib_module_names, *loaded_after("pass")}
