@@ -48,7 +48,7 @@ def check_generate(
         seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(63),
         presence_penalty=_number(sampling, "presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=_number(sampling, "frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=_number(sampling, "repetition_penalty", 1.0, 0.0, 2.0, above=True),
+        repetition_penalty=_number(sampling, "repetition_penalty", 1.0, 0.01, 2.0),
         logit_bias=_check_bias(sampling, vocab_size),
         allowed_token_ids=_check_allowed(sampling, vocab_size),
         bad_words=_check_bad_words(stopping),

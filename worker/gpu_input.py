@@ -87,7 +87,8 @@ class GpuInputBuilder:
         np.add(positions, 1, out=contexts)
         new_places, new_blocks = self._new_blocks(plan)
         if len(new_places) > places:  # sequences that begin with all but one token cached
-            update_tables(*_send([new_places, new_blocks], self.device), self._tables)
+            sent_places, sent_blocks = _send([new_places, new_blocks], self.device)
+            update_tables(sent_places, sent_blocks, self._tables)
             new_places, new_blocks = [], []
         place[: len(new_places)], place[len(new_places) :] = new_places, -1
         block[: len(new_blocks)] = new_blocks

@@ -299,11 +299,11 @@ def _sampling(submit: worker_pb2.Submit, vocab_size: int) -> SamplingParams:
     )
     ranges = {
         "temperature": (0, 100),
-        "top_p": (1e-9, 1),
+        "top_p": (math.ulp(0.0), 1),
         "min_p": (0, 1),
         "presence_penalty": (-100, 100),
         "frequency_penalty": (-100, 100),
-        "repetition_penalty": (1e-3, 1e3),
+        "repetition_penalty": (1e-2, 1e2),
     }
     for name, (low, high) in ranges.items():
         value = getattr(params, name)

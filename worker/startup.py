@@ -263,10 +263,10 @@ def check_blocks(blocks: int, source: str, per_block: int, block_size: int, max_
     """Raises ConfigError when one sequence of ``max_model_len`` does not fit into the blocks that ``source`` gave."""
     needed = -(-max_model_len // block_size)
     if blocks < needed:
+        advice = f"lower --max-model-len to {blocks * block_size} or raise the size" if blocks else "raise the size"
         raise ConfigError(
             f"{source} gives {blocks} KV blocks of {block_size} tokens, but one sequence of --max-model-len "
-            f"{max_model_len} needs {needed} ({needed * per_block / 2**20:.0f} MiB); "
-            f"lower --max-model-len to {blocks * block_size} or raise the size"
+            f"{max_model_len} needs {needed} ({needed * per_block / 2**20:.0f} MiB); {advice}"
         )
 
 
