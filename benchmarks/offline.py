@@ -3,7 +3,8 @@
     python -m benchmarks.offline --model benchmarks/models/llama-3.1-8b
     python -m benchmarks.offline --only prefill
 
-Weights are random. Before anything is timed, a tiny model's greedy output is compared with transformers' on the same device.
+Weights are random. Before anything is timed, a tiny model's greedy output is compared with transformers' on the same
+device.
 On a CPU, --requests 64 and --max-output 64 keep it short.
 """
 
