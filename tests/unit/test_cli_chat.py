@@ -140,6 +140,6 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(
 
     say("hello", "more")
     monkeypatch.setattr(chat, "stream_answer", interrupted)
-    assert chat.main(["--url", api.url]) == 1
+    assert chat.main(["--url", api.url]) == 0
     assert capsys.readouterr().out == "1  [stopped]\n3  [stopped]\n\n"
     assert api.bodies[1]["messages"][1] == {"role": "assistant", "content": "1 "}
