@@ -170,14 +170,14 @@ def test_many_at_once_get_what_each_gets_alone(server: Server) -> None:
 def test_the_documented_grpc_client_works(server: Server) -> None:
     command = [sys.executable, "docs/grpc_client.py", "--address", server.grpc_address]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     assert "[FINISH_REASON_" in done.stdout
 
 
 def test_the_chat_command_talks_to_it(server: Server) -> None:
-    command = [sys.executable, "-m", "quire", "chat", "--url", server.url]
+    command = [sys.executable, "-m", "quire", "chat", "--url", server.url, "--system", "Answer with one word."]
     done = subprocess.run(
         command, cwd=ROOT, input="What is the capital of France?\n/exit\n", capture_output=True, text=True, timeout=60,
         check=False,
