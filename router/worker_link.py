@@ -21,7 +21,7 @@ from router.slot_table import SlotTable
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 # StepBatches that the worker may have under way.
 CREDIT_WINDOW = 32
 PING_INTERVAL_S = 1.0
