@@ -48,7 +48,8 @@ class GrammarMasks:
             if not seq.finished:
                 running.append((row, seq, automaton, plan.sampling[place].banned))
         bits = np.full((len(plan.constrained), words), _ALL, dtype=np.uint32)
-        self._compute([(automaton.matcher, row) for row, _, automaton, _ in running], bits)
+        if running:
+            self._compute([(automaton.matcher, row) for row, _, automaton, _ in running], bits)
         masks = StepMasks(bits.view(np.int32))
         for row, seq, automaton, banned in running:
             may_end = _take_end(bits[row], automaton.vocab_size)
