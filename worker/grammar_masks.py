@@ -2,14 +2,18 @@
 
 import os
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
-from worker.grammar import Automaton
 from worker.scheduler import StepPlan
 from worker.sequence import Sequence
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+    from worker.grammar import Automaton
 
 _MAX_THREADS = 8
 _ALL = 0xFFFFFFFF
@@ -65,8 +69,10 @@ class GrammarMasks:
             bits[row] = _ALL
         return masks
 
-    def _compute(self, rows: list[tuple[LLMatcher, int]], bits: Bits) -> None:
+    def _compute(self, rows: "list[tuple[LLMatcher, int]]", bits: Bits) -> None:
         if self._executor is None:
+            from llguidance import LLExecutor
+
             self._executor = LLExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
         self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits.shape[1] * 4, len(bits))
 
@@ -95,7 +101,7 @@ def _restrict(bits: Bits, seq: Sequence, banned: list[int], may_end: bool) -> bo
     return True
 
 
-def _why_stuck(seq: Sequence, automaton: Automaton) -> str:
+def _why_stuck(seq: Sequence, automaton: "Automaton") -> str:
     return (
         f"after {seq.num_output} tokens, the request's other fields (allowed_token_ids, bad_words, stop_token_ids) "
         f"leave no token that {automaton.constraint.kind} asks for"

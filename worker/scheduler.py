@@ -11,12 +11,14 @@ planned as if it went on; when that token turns out to end it, what the next ste
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from protos.prefix import extend_chain
 from worker.block_pool import BlockPool
-from worker.grammar import Automaton
 from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, TokenLogprobs, token_array
+
+if TYPE_CHECKING:
+    from worker.grammar import Automaton
 
 
 class SampleRow(NamedTuple):
@@ -267,7 +269,7 @@ class Scheduler:
             output.finished.append(seq)
         return output
 
-    def _follow(self, seq: Sequence, automaton: Automaton, token_id: int) -> bool:
+    def _follow(self, seq: Sequence, automaton: "Automaton", token_id: int) -> bool:
         """Tells the sequence's grammar its newest token. False: that ended the sequence."""
         if not automaton.accept(token_id):
             seq.error = f"{automaton.constraint.kind} cannot be followed further: {automaton.failure}"

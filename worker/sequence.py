@@ -3,8 +3,10 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
-from worker.grammar import Automaton
+if TYPE_CHECKING:  # ranks follow no grammar, and need not load what does
+    from worker.grammar import Automaton
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Sequence:
     num_emitted: int = 0
     cache_root: bytes = b""
     deadline: float | None = None
-    automaton: Automaton | None = None
+    automaton: "Automaton | None" = None
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_prompt_tokens: int = field(init=False)
