@@ -26,8 +26,9 @@ MAX_SOURCE_CHARS = {
 }  # fmt: skip
 _CACHED_GRAMMARS = 128
 _MAX_MESSAGE_CHARS = 400
-# Whitespace says nothing, and without a bound a model may write it until its tokens are used up.
-_JSON_STYLE = {"whitespace_pattern": " ?"}
+# A space may follow a comma or a colon. More says nothing, and without a bound a model may write whitespace until its
+# tokens are used up. Both separators are regular expressions.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 class GrammarError(ValueError):

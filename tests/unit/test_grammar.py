@@ -61,10 +61,18 @@ async def test_no_token_that_is_not_text_is_possible(compiler):
     assert possible(automaton) == {None, *TOKENS[4:]}
 
 
-async def test_json_has_one_space_at_most(compiler):
-    automaton = await compiler.automaton(Constraint("json_object"), ids_of('{"a": '))
-    assert " " not in possible(automaton)
-    assert "\n" not in possible(automaton)
+async def test_the_only_whitespace_in_json_follows_a_comma_or_a_colon(compiler):
+    for text, spaced in (
+        ("{", False),
+        ('{"a"', False),
+        ('{"a":', True),
+        ('{"a": ', False),
+        ('{"a":1', False),
+        ('{"a":1,', True),
+    ):
+        following = possible(await compiler.automaton(Constraint("json_object"), ids_of(text)))
+        assert (" " in following) == spaced, text
+        assert "\n" not in following
 
 
 @pytest.mark.parametrize(
