@@ -15,7 +15,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "people": {"type": "integer", "minimum": 0, "maximum": 99999999},
+    },
     "required": ["city", "people"],
     "additionalProperties": False,
 }

@@ -61,18 +61,14 @@ async def test_no_token_that_is_not_text_is_possible(compiler):
     assert possible(automaton) == {None, *TOKENS[4:]}
 
 
-async def test_the_only_whitespace_in_json_follows_a_comma_or_a_colon(compiler):
-    for text, spaced in (
-        ("{", False),
-        ('{"a"', False),
-        ('{"a":', True),
-        ('{"a": ', False),
-        ('{"a":1', False),
-        ('{"a":1,', True),
-    ):
-        following = possible(await compiler.automaton(Constraint("json_object"), ids_of(text)))
-        assert (" " in following) == spaced, text
-        assert "\n" not in following
+@pytest.mark.parametrize(
+    ("text", "spaced"),
+    [("{", False), ('{"a"', False), ('{"a":', True), ('{"a": ', False), ('{"a":1', False), ('{"a":1,', True)],
+)
+async def test_the_only_whitespace_in_json_follows_a_comma_or_a_colon(compiler, text, spaced):
+    following = possible(await compiler.automaton(Constraint("json_object"), ids_of(text)))
+    assert (" " in following) == spaced
+    assert "\n" not in following
 
 
 @pytest.mark.parametrize(
