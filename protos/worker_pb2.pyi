@@ -167,23 +167,25 @@ class Admitted(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class FinishedSlot(_message.Message):
-    __slots__ = ("slot", "generation", "reason", "usage", "stop_token_id", "error")
+    __slots__ = ("slot", "generation", "reason", "usage", "stop_token_id", "error", "field")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     slot: int
     generation: int
     reason: _sampling_pb2.FinishReason
     usage: _sampling_pb2.Usage
     stop_token_id: int
     error: str
-    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    field: str
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., error: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Rejected(_message.Message):
-    __slots__ = ("slot", "generation", "reason", "message")
+    __slots__ = ("slot", "generation", "reason", "message", "field")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Rejected.Reason]
@@ -198,11 +200,13 @@ class Rejected(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     slot: int
     generation: int
     reason: Rejected.Reason
     message: str
-    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[Rejected.Reason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    field: str
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[Rejected.Reason, str]] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "queued_prefill_tokens", "free_blocks", "cached_blocks", "num_preemptions")

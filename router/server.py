@@ -119,6 +119,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _answer(self, request: Request, context: Context) -> None:
         """Sends what there is whenever the client can take more: what comes meanwhile waits and goes out together."""
+        if request.params.constraint:
+            # The worker may yet find that the constraint cannot be followed; then nothing has started.
+            await request.begun.wait()
+            if request.failure is not None:
+                raise request.failure
         started = inference_pb2.Started(
             request_id=request.id, model=request.params.model, prompt_tokens=request.prompt_tokens
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from protos import inference_pb2, sampling_pb2
 from router.chat_template import Message
+from router.constraints import check_constraint
 from router.errors import ContextTooLong, InvalidArgument
 from router.request import GenerateParams
 
@@ -51,6 +52,7 @@ def check_generate(
         repetition_penalty=_number(sampling, "repetition_penalty", 1.0, 0.01, 2.0),
         logit_bias=_check_bias(sampling, vocab_size),
         allowed_token_ids=_check_allowed(sampling, vocab_size),
+        constraint=check_constraint(sampling),
         bad_words=_check_bad_words(stopping),
         min_tokens=_check_min_tokens(stopping),
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,

@@ -1,6 +1,7 @@
 """The worker's end of one router's stream: slots, credits, and what is pending for the next message."""
 
 import asyncio
+import json
 import logging
 import math
 import time
@@ -13,6 +14,7 @@ import numpy as np
 from protos import sampling_pb2, worker_pb2
 from protos.prefix import chain_root
 from worker.engine import EngineLimits
+from worker.grammar import Constraint
 from worker.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs, token_array
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,8 @@ class RouterStream:
     Args:
         limits: the engine's limits.
         max_slots: sequences that this stream may have at once.
-        submit, cancel: hand a sequence to the engine, or end it there; ``submit`` returns why it cannot, if it cannot.
+        submit, cancel: hand a sequence, and what its output must be, to the engine, or end it there; ``submit`` returns
+            why it cannot, if it cannot.
         describe_step: (steps ended, seconds of the running step), for Pong.
     """
 
@@ -59,7 +62,7 @@ class RouterStream:
         self,
         limits: EngineLimits,
         max_slots: int,
-        submit: Callable[["RouterStream", Sequence], "worker_pb2.Rejected.Reason | None"],
+        submit: Callable[["RouterStream", Sequence, Constraint | None], "worker_pb2.Rejected.Reason | None"],
         cancel: Callable[[Sequence], None],
         describe_step: Callable[[], tuple[int, float]],
     ) -> None:
@@ -116,7 +119,7 @@ class RouterStream:
         except InvalidSubmit as error:
             self._reject(slot, worker_pb2.Rejected.REASON_INVALID, str(error))
             return
-        refusal = self._submit_to_engine(self, seq)
+        refusal = self._submit_to_engine(self, seq, _constraint(submit.sampling))
         if refusal is not None:
             self._reject(slot, refusal, "")
             return
@@ -160,8 +163,10 @@ class RouterStream:
             deadline=deadline,
         )
 
-    def _reject(self, slot: Slot, reason: "worker_pb2.Rejected.Reason", message: str) -> None:
-        rejected = worker_pb2.Rejected(slot=slot.number, generation=slot.generation, reason=reason, message=message)
+    def _reject(self, slot: Slot, reason: "worker_pb2.Rejected.Reason", message: str, field: str = "") -> None:
+        rejected = worker_pb2.Rejected(
+            slot=slot.number, generation=slot.generation, reason=reason, message=message, field=field
+        )
         self._reply(worker_pb2.WorkerMessage(rejected=rejected))
 
     def _pong(self, nonce: int) -> worker_pb2.Pong:
@@ -173,6 +178,12 @@ class RouterStream:
         self._wake.set()
 
     # ---- from the engine ----
+
+    def refuse(self, seq: Sequence, field: str, message: str) -> None:
+        """A field of the sequence's Submit turned out wrong before it ran."""
+        slot = self._slots.pop(seq)
+        del self._sequences[slot]
+        self._reject(slot, worker_pb2.Rejected.REASON_INVALID, message, field)
 
     def admitted(self, seq: Sequence) -> None:
         """The sequence began to run."""
@@ -208,8 +219,8 @@ class RouterStream:
                 )
             )
 
-    def finished(self, seq: Sequence, error: str = "") -> None:
-        """The sequence ended."""
+    def finished(self, seq: Sequence, error: str = "", field: str = "") -> None:
+        """The sequence ended; for ERROR, with what went wrong and which field of the request is to blame, if one is."""
         slot = self._slots.pop(seq, None)
         if slot is None:
             return
@@ -225,6 +236,7 @@ class RouterStream:
                 cached_tokens=seq.num_cached_tokens or 0,
             ),
             error=error,
+            field=field,
         )
         if seq.stop_token_id is not None:
             row.stop_token_id = seq.stop_token_id
@@ -274,6 +286,18 @@ class RouterStream:
         )
         self._rows, self._logprobs, self._prompt_logprobs, self._admitted, self._finished = {}, [], [], [], []
         return batch
+
+
+def _constraint(sampling: sampling_pb2.SamplingParams) -> Constraint | None:
+    """What the output must be, if anything."""
+    kind = sampling.WhichOneof("constraint")
+    if kind is None:
+        return None
+    if kind == "json_object":
+        return Constraint(kind)
+    if kind == "choices":
+        return Constraint(kind, json.dumps(list(sampling.choices.texts)))
+    return Constraint(kind, getattr(sampling, kind))
 
 
 def _sampling(submit: worker_pb2.Submit, vocab_size: int) -> SamplingParams:

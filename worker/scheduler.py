@@ -11,11 +11,14 @@ planned as if it went on; when that token turns out to end it, what the next ste
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from protos.prefix import extend_chain
 from worker.block_pool import BlockPool
 from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, TokenLogprobs, token_array
+
+if TYPE_CHECKING:
+    from worker.grammar import Automaton
 
 
 class SampleRow(NamedTuple):
@@ -82,6 +85,7 @@ class StepPlan:
         device_tokens: indices into ``token_ids`` whose id is the last one sampled for the row.
         samples: indices of the sequences that get a next token.
         sampling: how, for each of them.
+        constrained: indices of the samples whose sequences follow a grammar.
         started_rows: rows that were given to a sequence in this step.
         histories: sequences with penalties that were given their row in this step.
         prompt_logprobs: indices of the sequences of which the computed tokens' log-probabilities are wanted.
@@ -98,6 +102,7 @@ class StepPlan:
     device_tokens: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     sampling: list[SampleRow] = field(default_factory=list)
+    constrained: list[int] = field(default_factory=list)
     started_rows: list[int] = field(default_factory=list)
     histories: list[History] = field(default_factory=list)
     prompt_logprobs: list[PromptRow] = field(default_factory=list)
@@ -255,12 +260,23 @@ class Scheduler:
             if token_id in seq.stop_token_ids:
                 seq.stop_token_id = token_id
                 self._finish(seq, FinishReason.STOP)
+            elif seq.automaton is not None and not self._follow(seq, seq.automaton, token_id):
+                pass  # it has ended
             elif len(seq.tokens) >= seq.last_len:
                 self._finish(seq, FinishReason.LENGTH)
             else:
                 continue
             output.finished.append(seq)
         return output
+
+    def _follow(self, seq: Sequence, automaton: "Automaton", token_id: int) -> bool:
+        """Tells the sequence's grammar its newest token. False: that ended the sequence."""
+        if not automaton.accept(token_id):
+            seq.error = f"{automaton.constraint.kind} cannot be followed further: {automaton.failure}"
+            self._finish(seq, FinishReason.ERROR)
+        elif automaton.complete:
+            self._finish(seq, FinishReason.STOP)
+        return not seq.finished
 
     def _admit(self, seq: Sequence) -> bool:
         """Moves the first waiting sequence to the running ones, with blocks for all its tokens. False: it must wait."""
@@ -342,6 +358,8 @@ class Scheduler:
                 token_ids.extend(tokens[start:end])
             if end == len(tokens) + seq.num_pending:
                 banned = seq.banned_tokens() if params.bans_tokens else _NO_TOKENS
+                if seq.automaton is not None:
+                    plan.constrained.append(len(samples))
                 samples.append(place)
                 sampling.append(SampleRow(params, end - seq.output_start, banned))
                 seq.num_pending += 1

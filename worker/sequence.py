@@ -3,6 +3,10 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # ranks follow no grammar, and need not load what does
+    from worker.grammar import Automaton
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,9 @@ class Sequence:
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran.
         num_prompt_logprobs: prompt tokens whose log-probabilities were planned; the first one, which has none, counts.
         row: its place in the device's per-sequence buffers while it runs, else -1.
+        automaton: what its output must be; it has taken all output tokens that the host knows, also while the sequence
+            waits to be computed again.
+        error: for the finish reason ERROR, what the request is to blame for.
     """
 
     request_id: str
@@ -109,6 +116,7 @@ class Sequence:
     num_emitted: int = 0
     cache_root: bytes = b""
     deadline: float | None = None
+    automaton: "Automaton | None" = None
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_prompt_tokens: int = field(init=False)
@@ -124,6 +132,7 @@ class Sequence:
     row: int = -1
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    error: str = ""
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)

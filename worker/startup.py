@@ -64,8 +64,12 @@ class Setup:
         )
 
 
-def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:
+def build_engine(config: WorkerConfig, checkpoint: Checkpoint | None = None) -> tuple[Engine, EngineLimits]:
     """Loads the model and builds an engine that has run its first step. The engine is to be closed in the end.
+
+    Args:
+        config: the settings.
+        checkpoint: the model, when it was opened already.
 
     Raises:
         ConfigError: a setting does not fit the model or the machine.
@@ -73,7 +77,7 @@ def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:
         RankFailed: a rank ended meanwhile.
     """
     started = time.monotonic()
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = checkpoint or open_checkpoint(config.model)
     setup = resolve(config, checkpoint)
     size = config.tensor_parallel_size
     architecture, dtype = checkpoint.config.architecture, _dtype_name(setup.dtype)

@@ -12,8 +12,10 @@ from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
 from tests.doubles.fake_runner import STOP, VOCAB, FakeRunner, next_token
 from worker.block_pool import BlockPool
 from worker.engine import Engine, EngineLimits
+from worker.grammar import GrammarCompiler
 from worker.scheduler import Scheduler
 from worker.server import WorkerServicer
+from worker.vocabulary import VocabularyError
 
 LIMITS = EngineLimits("fake", "hash", VOCAB, 4, 64, 100, 4, 32)
 SLOTS = 8  # what a worker with four sequences gives out
@@ -110,7 +112,9 @@ async def worker():
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     servicer.runner, servicer.scheduler, servicer.port = runner, scheduler, port
-    servicer.begin = lambda: servicer.start(Engine(scheduler, runner), LIMITS)
+    servicer.begin = lambda: servicer.start(
+        Engine(scheduler, runner), LIMITS, GrammarCompiler(VocabularyError("the fake has none"), VOCAB)
+    )
     yield servicer
     await servicer.drain(0.1)
     await server.stop(None)
@@ -139,7 +143,7 @@ async def test_hello_then_tokens_then_finish(worker):
     worker.begin()
     async with connected(worker) as router:
         hello = router.hello
-        assert hello.protocol_version == 1
+        assert hello.protocol_version == 2
         assert hello.epoch != 0
         assert (hello.worker_id, hello.vocab_size, hello.block_size) == ("w0", VOCAB, 4)
         assert (hello.max_model_len, hello.max_slots) == (100, SLOTS)

@@ -177,3 +177,55 @@ def test_tokenize_passes_its_options_on():
     request = tokenize_request(TokenizeBody.model_validate({"model": "m", "messages": HELLO}))
     assert request.chat.messages[0].content == "Hello"
     assert not request.HasField("add_special_tokens")
+
+
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"jsonObject": True}, "response_format"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+                }
+            },
+            {"jsonSchema": '{"type": "object"}'},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, {"jsonSchema": '{"type": "object"}'}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{}"}}, {"jsonSchema": "{}"}, "structured_outputs.json"),
+        ({"structured_outputs": {"json_object": True}}, {"jsonObject": True}, "structured_outputs.json_object"),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}, "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"choice": ["a", "b"]}},
+            {"choices": {"texts": ["a", "b"]}},
+            "structured_outputs.choice",
+        ),
+        ({"structured_outputs": {"grammar": "start: x"}}, {"grammar": "start: x"}, "structured_outputs.grammar"),
+        ({"guided_json": SCHEMA}, {"jsonSchema": '{"type": "object"}'}, "guided_json"),
+        ({"guided_regex": "a+"}, {"regex": "a+"}, "guided_regex"),
+        ({"guided_choice": ["a"]}, {"choices": {"texts": ["a"]}}, "guided_choice"),
+        ({"guided_grammar": "root ::= x"}, {"grammar": "root ::= x"}, "guided_grammar"),
+        ({"response_format": {"type": "text"}}, {}, None),
+        ({"structured_outputs": {"json_object": False}}, {}, None),
+    ],
+)
+def test_constraints_arrive_and_errors_find_their_way_back(fields, expected, param):
+    (completion,) = completions(**fields)
+    assert MessageToDict(chat(**fields).sampling) == MessageToDict(completion.sampling) == expected
+    if param is not None:
+        body = ChatBody.model_validate({"model": "m", "messages": HELLO, **fields})
+        field = chat(**fields).sampling.WhichOneof("constraint")
+        assert param_names(body)(f"sampling.{field}") == param
+        assert param_names(body)("sampling.temperature") == "temperature"
+    if "choice" in str(param):
+        assert param_names(body)("sampling.choices.texts[1]") == f"{param}.1"
+
+
+def test_two_constraints_are_one_too_many():
+    with pytest.raises(ApiError, match="only one of response_format and guided_regex"):
+        chat(response_format={"type": "json_object"}, guided_regex="a")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from worker.model_config import ModelConfig
+from worker.vocabulary import Vocabulary
 
 
 class CheckpointError(ValueError):
@@ -31,6 +32,9 @@ class Checkpoint(Protocol):
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor, one at a time, on the CPU."""
+
+    def vocabulary(self) -> Vocabulary:
+        """What text each token stands for. Raises VocabularyError."""
 
 
 def read_json(path: Path) -> Any:

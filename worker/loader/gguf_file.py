@@ -12,6 +12,7 @@ from gguf.quants import dequantize
 
 from worker.loader.checkpoint import CheckpointError
 from worker.model_config import ModelConfig, RopeConfig, UnsupportedModel
+from worker.vocabulary import Vocabulary, gguf_vocabulary
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 
@@ -67,6 +68,9 @@ class GGUFFile:
             if not values.flags.writeable:
                 values = values.copy()  # unquantized tensors are views of the file
             yield name, torch.from_numpy(values)
+
+    def vocabulary(self) -> Vocabulary:
+        return gguf_vocabulary(self._reader.fields, self._path)
 
     def _field(self, key: str, default: Any = None) -> Any:
         field = self._reader.get_field(key)

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from worker.loader.checkpoint import CheckpointError, read_json
 from worker.loader.hf_config import read_config
+from worker.vocabulary import Vocabulary, folder_vocabulary
 
 INDEX = "model.safetensors.index.json"
 
@@ -39,6 +40,9 @@ class HuggingFaceFolder:
             with _open(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a dict)
                     yield name, tensors.get_tensor(name)
+
+    def vocabulary(self) -> Vocabulary:
+        return folder_vocabulary(self._folder)
 
 
 def _open(file: Path) -> Any:
