@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from kernels.logit_adjustments import adjust_logits
 from kernels.logprobs import token_logprobs
 from kernels.sampling import sample
 from kernels.token_bitmask import TokenBitmask
-from worker.decode_graphs import DecodeGraphs
 from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
@@ -19,6 +19,9 @@ from worker.scheduler import PromptRow, Sampled, StepPlan, prompt_logit_pieces
 from worker.sequence import TokenLogprobs
 from worker.step_input import InputBuilder, build_adjustments, build_bitmask, build_sampling
 from worker.token_history import TokenHistory
+
+if TYPE_CHECKING:
+    from worker.decode_graphs import DecodeGraphs
 
 
 class ModelRunner:
@@ -43,7 +46,7 @@ class ModelRunner:
         max_num_seqs: int,
         vocab_size: int,
         device: torch.device,
-        graphs: DecodeGraphs | None = None,
+        graphs: "DecodeGraphs | None" = None,
     ) -> None:
         self.model = model
         self.cache = cache

@@ -4,15 +4,14 @@ import logging
 import sys
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from tqdm import tqdm
 
 from worker.block_pool import BlockPool
 from worker.config import ConfigError, WorkerConfig
-from worker.decode_graphs import DecodeGraphs, graph_sizes
 from worker.engine import Engine, EngineLimits, Runner
-from worker.gpu_input import GpuInputBuilder
 from worker.kv_cache import KVCache, bytes_per_block
 from worker.loader import open_checkpoint
 from worker.loader.checkpoint import Checkpoint, manifest_hash
@@ -27,6 +26,9 @@ from worker.parallel.shards import ALONE, Parallel, check_degree
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.step_input import HostInputBuilder, InputBuilder
+
+if TYPE_CHECKING:
+    from worker.decode_graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -151,11 +153,8 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
-    if isinstance(inputs, GpuInputBuilder) and ranks is None and not config.enforce_eager:
-        graphs = DecodeGraphs(model, cache, inputs, graph_sizes(setup.max_num_seqs))
-        progress = Progress("capturing CUDA graphs", "graphs")
-        graphs.capture(progress.update)
-        progress.close()
+    if device.type == "cuda" and ranks is None and not config.enforce_eager:
+        graphs = _capture_graphs(model, cache, inputs, setup.max_num_seqs)
     own_runner = ModelRunner(model, cache, inputs, setup.max_num_seqs, model_config.vocab_size, device, graphs)
     runner: Runner = own_runner
     if ranks is not None:
@@ -181,9 +180,23 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
 def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:
     """What builds the steps' tensors on this device."""
     if device.type == "cuda":
+        from worker.gpu_input import GpuInputBuilder  # needs Triton, which a CPU does without
+
         max_blocks = -(-setup.max_model_len // cache.block_size)
         return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device)
     return HostInputBuilder(setup.max_num_seqs, cache.block_size, cache.key_tile, device)
+
+
+def _capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_num_seqs: int) -> "DecodeGraphs":
+    from worker.decode_graphs import DecodeGraphs, graph_sizes
+    from worker.gpu_input import GpuInputBuilder
+
+    assert isinstance(inputs, GpuInputBuilder)
+    graphs = DecodeGraphs(model, cache, inputs, graph_sizes(max_num_seqs))
+    progress = Progress("capturing CUDA graphs", "graphs")
+    graphs.capture(progress.update)
+    progress.close()
+    return graphs
 
 
 def resolve_device(name: str, ranks: int = 1) -> torch.device:
