@@ -1,7 +1,5 @@
 """What a GPU is sent of a plan, against what the reference is given: in Triton's interpreter when there is no GPU."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 pytest.importorskip("triton")
 # ruff: noqa: E402
 

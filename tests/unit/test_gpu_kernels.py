@@ -3,14 +3,10 @@
 The interpreter shows that the arithmetic and the indexing are right, not that the compiled code is.
 """
 
-import os
-
 import pytest
 import torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 pytest.importorskip("triton")
 # ruff: noqa: E402
 
