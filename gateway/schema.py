@@ -178,6 +178,8 @@ class GenerateBody(Body):
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     structured_outputs: StructuredOutputs | None = None
     # What vLLM called them before.
     guided_json: JsonSchema | None = None

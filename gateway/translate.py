@@ -142,4 +142,6 @@ def _request(body: GenerateBody, request_id: str, max_tokens: int | None) -> inf
         n=body.n,
         output=inference_pb2.OutputOptions(final_only=not body.stream),
         cache_salt=body.cache_salt,
+        skip_reading_prefix_cache=bool(body.skip_reading_prefix_cache),
+        priority=body.priority or 0,
     )

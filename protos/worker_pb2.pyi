@@ -33,7 +33,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("slot", "generation", "request_id", "prompt_token_ids", "num_emitted", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "time_left_ms", "min_tokens", "bad_words", "logprobs", "prompt_logprobs")
+    __slots__ = ("slot", "generation", "request_id", "prompt_token_ids", "num_emitted", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "time_left_ms", "min_tokens", "bad_words", "logprobs", "prompt_logprobs", "skip_reading_prefix_cache", "priority")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,8 @@ class Submit(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_READING_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     slot: int
     generation: int
     request_id: str
@@ -62,7 +64,9 @@ class Submit(_message.Message):
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     logprobs: int
     prompt_logprobs: int
-    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., num_emitted: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    skip_reading_prefix_cache: bool
+    priority: int
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., num_emitted: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., skip_reading_prefix_cache: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)
@@ -91,7 +95,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "epoch", "model", "manifest_hash", "vocab_size", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_slots")
+    __slots__ = ("protocol_version", "worker_id", "epoch", "model", "manifest_hash", "vocab_size", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_slots", "takes_priorities")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +108,7 @@ class Hello(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     epoch: int
@@ -116,7 +121,8 @@ class Hello(_message.Message):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_slots: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., manifest_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ...) -> None: ...
+    takes_priorities: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., manifest_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., takes_priorities: _Optional[bool] = ...) -> None: ...
 
 class StepBatch(_message.Message):
     __slots__ = ("step", "slots", "generations", "first_indices", "counts", "token_ids", "admitted", "finished", "load", "logprobs", "prompt_logprobs")

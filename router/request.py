@@ -36,6 +36,7 @@ class GenerateParams:
         stop_token_ids: the client's.
         text, token_ids, token_bytes: whether Deltas carry them.
         logprobs, prompt_logprobs: alternatives to report for each output or prompt token; None: no report.
+        priority: lower ones run first.
     """
 
     model: str
@@ -65,6 +66,8 @@ class GenerateParams:
     logprobs: int | None
     prompt_logprobs: int | None
     cache_salt: bytes
+    skip_reading_prefix_cache: bool
+    priority: int
 
 
 class TokenLogprobs:

@@ -86,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             raise Unavailable("the router is shutting down; send the request again")
         self._check_model(message.model)
         limits = self._limits()
-        params = check_generate(message, self._tokenizer.eos_token_ids, limits.vocab_size)
+        params = check_generate(message, self._tokenizer.eos_token_ids, limits.vocab_size, limits.takes_priorities)
         request_id = message.request_id or f"gen-{uuid.uuid4().hex}"
         if request_id in self._running:
             raise RequestExists(f"a running request has the id {request_id!r}")

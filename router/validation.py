@@ -24,7 +24,10 @@ MAX_ID_CHARS = 256
 
 
 def check_generate(
-    request: inference_pb2.GenerateRequest, eos_token_ids: frozenset[int], vocab_size: int
+    request: inference_pb2.GenerateRequest,
+    eos_token_ids: frozenset[int],
+    vocab_size: int,
+    takes_priorities: bool = False,
 ) -> GenerateParams:
     """Everything but the prompt. A seed is drawn when there is none. Raises InvalidArgument."""
     for field in ("request_id", "cache_salt"):
@@ -35,6 +38,12 @@ def check_generate(
     count = request.n if request.HasField("n") else 1
     if not 1 <= count <= MAX_CHOICES:
         raise InvalidArgument("n", f"n is {count}; it must be 1 to {MAX_CHOICES}")
+    if request.priority and not takes_priorities:
+        raise InvalidArgument(
+            "priority",
+            f"priority is {request.priority}, but requests are served first come, first served; leave it out, or start "
+            "the server with --scheduling-policy priority",
+        )
     sampling, stopping, output = request.sampling, request.stopping, request.output
     if stopping.HasField("max_tokens") and stopping.max_tokens < 1:
         raise InvalidArgument("stopping.max_tokens", "max_tokens is 0; it must be at least 1")
@@ -67,6 +76,8 @@ def check_generate(
         logprobs=_check_top_count(output, "logprobs"),
         prompt_logprobs=_check_top_count(output, "prompt_logprobs"),
         cache_salt=request.cache_salt.encode(),
+        skip_reading_prefix_cache=request.skip_reading_prefix_cache,
+        priority=request.priority,
     )
 
 

@@ -220,6 +220,8 @@ class WorkerLink:
             max_tokens=request.max_tokens,
             stop_token_ids=sorted(params.eos_token_ids | params.stop_token_ids),
             cache_salt=params.cache_salt,
+            skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+            priority=params.priority,
         )
         if params.logprobs is not None:
             submit.logprobs = params.logprobs

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROG = "quire worker"
+SCHEDULING_POLICIES = ("fcfs", "priority")
 
 
 class ConfigError(ValueError):
@@ -27,6 +28,8 @@ class WorkerConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
+    max_num_prefill_tokens_with_decodes: int = 0
+    scheduling_policy: str = "fcfs"
     block_size: int = 16
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.92
@@ -59,8 +62,10 @@ class WorkerConfig:
             raise ConfigError(f"--block-size is {self.block_size}; it must be a power of two")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; wanted above 0, at most 1")
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError("--long-prefill-token-threshold must be 0 (off) or more")
+        for name in ("long_prefill_token_threshold", "max_num_prefill_tokens_with_decodes"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"{_flag(name)} is {value}; it must be 0 (no limit) or more")
         if (
             self.max_num_batched_tokens is not None
             and self.max_num_seqs is not None
@@ -133,6 +138,15 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
     group.add_argument(
         "--long-prefill-token-threshold", type=int, default=0, metavar="N",
         help="most prompt tokens of one sequence in a step, so that others pass a long one (default 0: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-num-prefill-tokens-with-decodes", type=int, default=0, metavar="N",
+        help="most prompt tokens in a step in which others decode: bounds the time between their tokens while prompts "
+        "are computed, at the cost of later first tokens (default 0: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--scheduling-policy", default="fcfs", choices=SCHEDULING_POLICIES,
+        help="fcfs: first come, first served; priority: by the requests' priority, lower first (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--async-scheduling", action=argparse.BooleanOptionalAction,

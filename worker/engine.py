@@ -25,6 +25,7 @@ class EngineLimits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    takes_priorities: bool = False
 
 
 class LaunchedStep(Protocol):

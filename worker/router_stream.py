@@ -151,6 +151,8 @@ class RouterStream:
         longest = length - submit.num_emitted + submit.max_tokens
         if longest > self._limits.max_model_len:
             raise InvalidSubmit(f"prompt and max_tokens need {longest} tokens of {self._limits.max_model_len}")
+        if submit.priority and not self._limits.takes_priorities:
+            raise InvalidSubmit(f"priority is {submit.priority}; this worker runs with --scheduling-policy fcfs")
         deadline = time.monotonic() + submit.time_left_ms / 1000 if submit.HasField("time_left_ms") else None
         return Sequence(
             request_id=submit.request_id,
@@ -161,6 +163,8 @@ class RouterStream:
             num_emitted=submit.num_emitted,
             cache_root=chain_root(submit.cache_salt),
             deadline=deadline,
+            priority=submit.priority,
+            skip_reading_prefix_cache=submit.skip_reading_prefix_cache,
         )
 
     def _reject(self, slot: Slot, reason: "worker_pb2.Rejected.Reason", message: str, field: str = "") -> None:

@@ -121,6 +121,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_slots=serving.max_slots,
+            takes_priorities=limits.takes_priorities,
         )
 
     def _submit(

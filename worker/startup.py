@@ -150,6 +150,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         setup.max_num_seqs,
         setup.max_num_batched_tokens,
         config.long_prefill_token_threshold,
+        config.max_num_prefill_tokens_with_decodes,
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
@@ -173,6 +174,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         max_model_len=setup.max_model_len,
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens,
+        takes_priorities=config.scheduling_policy == "priority",
     )
     return engine, limits
 

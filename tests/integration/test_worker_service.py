@@ -188,6 +188,24 @@ async def test_without_credit_everything_is_merged(worker):
         assert batch.finished[0].usage.completion_tokens == 20
 
 
+async def test_a_cached_prefix_is_not_read_when_the_request_says_so(worker):
+    worker.begin()
+    async with connected(worker) as router:
+        await router.credit()
+        prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+        for generation, skip, cached in (
+            (1, True, 0),
+            (2, True, 0),
+            (3, False, 8),
+        ):  # the first one's blocks are stored
+            await router.submit(prompt, generation=generation, skip_reading_prefix_cache=skip)
+            tokens, finished, admitted = await router.until_finished()
+            assert [row.cached_tokens for row in admitted] == [cached]
+            assert finished[0].usage.cached_tokens == cached
+            assert tokens[0, generation] == oracle(prompt, 5)
+    await at_rest(worker)
+
+
 async def test_cancel_is_acknowledged_with_usage_and_frees_blocks(worker):
     worker.runner.delay = 0.02
     worker.begin()
@@ -250,6 +268,7 @@ SAMPLING = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "seed": 0}
         ({"max_tokens": 100}, "100"),
         ({"num_emitted": 1, "max_tokens": 1}, "num_emitted"),
         ({"num_emitted": 3}, "num_emitted"),
+        ({"priority": -1}, "--scheduling-policy fcfs"),
         ({"slot": SLOTS}, "slot"),
         ({"sampling": sampling_pb2.SamplingParams()}, "sampling.temperature is missing"),
         ({"sampling": sampling_pb2.SamplingParams(**{**SAMPLING, "temperature": float("nan")})}, "temperature"),

@@ -52,6 +52,7 @@ def test_every_field_arrives():
         stop_token_ids=[4, 5], ignore_eos=True, include_stop_str_in_output=True, cache_salt="salt", stream=True,
         add_generation_prompt=False, presence_penalty=-0.5, frequency_penalty=0.25, repetition_penalty=1.5,
         logit_bias={"17": -100, "0": 2.5}, allowed_token_ids=[17, 0], bad_words=["no", "not this"], min_tokens=3,
+        skip_reading_prefix_cache=True, priority=-4,
     )  # fmt: skip
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (
@@ -65,6 +66,7 @@ def test_every_field_arrives():
     assert stopping.ignore_eos
     assert stopping.include_stop_str_in_output
     assert (request.n, request.cache_salt, request.output.final_only) == (3, "salt", False)
+    assert (request.skip_reading_prefix_cache, request.priority) == (True, -4)
     assert request.chat.HasField("add_generation_prompt")
     assert not request.chat.add_generation_prompt
 

@@ -25,9 +25,11 @@ def oracle(prompt: list[int], max_tokens: int) -> list[int]:
             return tokens[len(prompt) :]
 
 
-def make_engine(num_blocks=16, block_size=4, max_num_seqs=4, budget=16, caching=True, depth2=False, threshold=0):
+def make_engine(
+    num_blocks=16, block_size=4, max_num_seqs=4, budget=16, caching=True, depth2=False, threshold=0, with_decodes=0
+):
     pool = BlockPool(num_blocks, caching)
-    scheduler = Scheduler(pool, block_size, max_num_seqs, budget, threshold)
+    scheduler = Scheduler(pool, block_size, max_num_seqs, budget, threshold, with_decodes)
     return Engine(scheduler, FakeRunner(num_blocks, block_size, max_num_seqs, budget), depth2)
 
 
@@ -192,6 +194,79 @@ def test_threshold_lets_short_prompts_pass_a_long_one():
     plan = engine.scheduler.plan()
     assert plan is not None
     assert dict(zip(plan.sequences, plan.counts, strict=True)) == {long: 4, short: 3}
+
+
+def test_few_prompt_tokens_join_a_step_with_decodes():
+    engine = make_engine(num_blocks=64, max_num_seqs=4, budget=20, with_decodes=6)
+    alone, also_alone = make_sequence([1, 2], 50), make_sequence([2] * 15, 50)
+    engine.add(alone)
+    engine.add(also_alone)
+    plan = engine.scheduler.plan()
+    assert plan is not None
+    assert plan.counts == [2, 15], "nobody decodes yet"
+    engine.scheduler.settle(plan, engine._runner.launch(plan).sampled())
+    long, short = make_sequence([3] * 14, 2), make_sequence([1, 2, 1], 9)
+    engine.add(long)
+    engine.add(short)
+    sizes = []
+    for _ in range(3):
+        plan = engine.scheduler.plan()
+        assert plan is not None
+        sizes.append(dict(zip(plan.sequences, plan.counts, strict=True)))
+        engine.scheduler.settle(plan, engine._runner.launch(plan).sampled())
+    assert all(size[alone] == size[also_alone] == 1 for size in sizes)
+    assert [size.get(long, 0) for size in sizes] == [6, 6, 2]
+    assert [size.get(short, 0) for size in sizes] == [0, 0, 3]
+
+
+def test_lower_priorities_run_first_and_equal_ones_in_order():
+    engine = make_engine(max_num_seqs=1, num_blocks=32)
+    seqs = [make_sequence([9, number], 1, priority=priority) for number, priority in enumerate((1, 0, -1, 0, 1))]
+    for seq in seqs:
+        engine.add(seq)
+    ended = []
+    while engine.has_unfinished:
+        ended += engine.step().finished
+    assert [seqs.index(seq) for seq in ended] == [2, 1, 3, 0, 4]
+
+
+@pytest.mark.parametrize("depth2", [False, True])
+def test_the_newest_of_the_lowest_class_is_preempted(depth2):
+    """A sequence of the highest class that came last keeps running; those of the lower one go, newest first."""
+    engine = make_engine(num_blocks=11, block_size=2, max_num_seqs=4, budget=64, depth2=depth2)
+    low = [make_sequence([i, i + 1, i + 2], 14, priority=5) for i in range(3)]
+    high = make_sequence([3, 4, 5], 14)
+    for seq in low:
+        engine.add(seq)
+    engine.step()
+    engine.add(high)
+    preempted = []
+    preempt = engine.scheduler._preempt
+
+    def note(seq):
+        preempted.append(seq)
+        preempt(seq)
+
+    engine.scheduler._preempt = note
+    while engine.has_unfinished:
+        engine.step()
+    assert preempted[0] is low[2]
+    assert high not in preempted
+    assert low[0] not in preempted
+    for seq in (*low, high):
+        assert list(seq.tokens[3:]) == oracle(list(seq.tokens[:3]), 14)
+
+
+def test_a_prompt_is_computed_whole_when_it_says_so():
+    engine = make_engine(num_blocks=32, budget=64)
+    prompt = [1, 2, 3, 0] * 4
+    first, fresh, second = (make_sequence(prompt, 3, skip_reading_prefix_cache=skip) for skip in (True, True, False))
+    outputs = []
+    for seq in (first, fresh, second):
+        engine.add(seq)
+        outputs += drain(engine).values()
+    assert [seq.num_cached_tokens for seq in (first, fresh, second)] == [0, 0, 12]
+    assert outputs[0] == outputs[1] == outputs[2] == oracle(prompt, 3)
 
 
 def test_deadline_ends_waiting_and_running_sequences():
