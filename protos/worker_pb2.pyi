@@ -9,28 +9,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterMessage(_message.Message):
-    __slots__ = ("submit", "cancel", "credit", "ping")
+    __slots__ = ("submit", "cancel", "credit", "ping", "subscribe_kv_events")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBE_KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: CancelSlot
     credit: Credit
     ping: Ping
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[CancelSlot, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    subscribe_kv_events: SubscribeKvEvents
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[CancelSlot, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., subscribe_kv_events: _Optional[_Union[SubscribeKvEvents, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "step_batch", "rejected", "pong")
+    __slots__ = ("hello", "step_batch", "rejected", "pong", "kv_events")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_BATCH_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step_batch: StepBatch
     rejected: Rejected
     pong: Pong
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    kv_events: KvEvents
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("slot", "generation", "request_id", "prompt_token_ids", "num_emitted", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "time_left_ms", "min_tokens", "bad_words", "logprobs", "prompt_logprobs", "skip_reading_prefix_cache", "priority")
@@ -229,6 +233,26 @@ class Load(_message.Message):
     cached_blocks: int
     num_preemptions: int
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+
+class SubscribeKvEvents(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("epoch", "sequence", "snapshot", "cleared", "removed", "stored")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    snapshot: bool
+    cleared: bool
+    removed: bytes
+    stored: bytes
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., cleared: _Optional[bool] = ..., removed: _Optional[bytes] = ..., stored: _Optional[bytes] = ...) -> None: ...
 
 class Pong(_message.Message):
     __slots__ = ("nonce", "step", "step_age_ms", "load")

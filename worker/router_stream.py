@@ -15,6 +15,8 @@ from protos import sampling_pb2, worker_pb2
 from protos.prefix import chain_root
 from worker.engine import EngineLimits
 from worker.grammar import Constraint
+from worker.kv_event_feed import MAX_NAMES, KvEventFeed
+from worker.prefix_changes import PrefixChanges
 from worker.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs, token_array
 
 logger = logging.getLogger(__name__)
@@ -53,8 +55,10 @@ class RouterStream:
     Args:
         limits: the engine's limits.
         max_slots: sequences that this stream may have at once.
+        epoch: the worker's.
         submit, cancel: hand a sequence, and what its output must be, to the engine, or end it there; ``submit`` returns
             why it cannot, if it cannot.
+        subscribe: has ``prefix_snapshot`` called, and ``prefix_changed`` from there on.
         describe_step: (steps ended, seconds of the running step), for Pong.
     """
 
@@ -62,14 +66,17 @@ class RouterStream:
         self,
         limits: EngineLimits,
         max_slots: int,
+        epoch: int,
         submit: Callable[["RouterStream", Sequence, Constraint | None], "worker_pb2.Rejected.Reason | None"],
         cancel: Callable[[Sequence], None],
+        subscribe: Callable[["RouterStream"], None],
         describe_step: Callable[[], tuple[int, float]],
     ) -> None:
         self._limits = limits
         self._max_slots = max_slots
         self._submit_to_engine = submit
         self._cancel_in_engine = cancel
+        self._subscribe = subscribe
         self._describe_step = describe_step
         self._sequences: dict[Slot, Sequence] = {}
         self._slots: dict[Sequence, Slot] = {}
@@ -81,6 +88,7 @@ class RouterStream:
         self._prompt_logprobs: list[worker_pb2.RowLogprobs] = []
         self._admitted: list[worker_pb2.Admitted] = []
         self._finished: list[worker_pb2.FinishedSlot] = []
+        self._kv_events = KvEventFeed(epoch, MAX_NAMES)
         self._step = 0
         self._load = worker_pb2.Load()
         self._closing = False
@@ -108,6 +116,9 @@ class RouterStream:
                     self._wake.set()
                 case "ping":
                     self._reply(worker_pb2.WorkerMessage(pong=self._pong(message.ping.nonce)))
+                case "subscribe_kv_events":
+                    if self._kv_events.ask():
+                        self._subscribe(self)
                 case other:
                     logger.warning("router sent a message that this version does not know: %s", other)
         self.close()
@@ -246,6 +257,16 @@ class RouterStream:
             row.stop_token_id = seq.stop_token_id
         self._finished.append(row)
 
+    def prefix_snapshot(self, names: list[bytes]) -> None:
+        """All names that the prefix cache knows."""
+        self._kv_events.restart(names)
+        self._wake.set()
+
+    def prefix_changed(self, changes: PrefixChanges) -> None:
+        """What changed in the prefix cache since the last call."""
+        self._kv_events.add(changes)
+        self._wake.set()
+
     def step_ended(self, step: int, load: worker_pb2.Load) -> None:
         """All that a step produced was handed over; what is pending may go out."""
         self._step = step
@@ -267,6 +288,10 @@ class RouterStream:
             if self._credit and (self._rows or self._admitted or self._finished):
                 self._credit -= 1
                 yield worker_pb2.WorkerMessage(step_batch=self._take_batch())
+                continue
+            if self._credit and self._kv_events.has_pending:
+                self._credit -= 1
+                yield worker_pb2.WorkerMessage(kv_events=self._kv_events.take())
                 continue
             if self._closing:
                 return

@@ -14,6 +14,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from worker.engine import Engine, EngineLimits
 from worker.engine_loop import EngineLoop
 from worker.grammar import Constraint, GrammarCompiler, GrammarError
+from worker.prefix_changes import PrefixChanges
 from worker.router_stream import RouterStream
 from worker.scheduler import StepOutput
 from worker.sequence import FinishReason, Sequence, SequenceStatus
@@ -45,6 +46,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._epoch = secrets.randbits(63) | 1
         self._serving: Serving | None = None
         self._streams: set[RouterStream] = set()
+        self._subscribers: set[RouterStream] = set()
         self._owners: dict[Sequence, RouterStream] = {}
         self._compiling: dict[Sequence, asyncio.Task[None]] = {}
         self._load = worker_pb2.Load()
@@ -57,7 +59,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Starts the engine's thread and accepts streams from here on."""
         # A few more slots than can run, so that a sequence that ends is followed at once.
         max_slots = limits.max_num_seqs + max(4, limits.max_num_seqs // 4)
-        loop = EngineLoop(engine, self._on_output, self._on_failure)
+        loop = EngineLoop(engine, self._on_output, self._on_prefix_changes, self._on_failure)
         self._load = loop.start()
         self._serving = Serving(loop, limits, max_slots, grammars)
 
@@ -86,8 +88,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         stream = RouterStream(
             serving.limits,
             serving.max_slots,
+            self._epoch,
             self._submit,
             self._cancel,
+            self._subscribe,
             lambda: (serving.loop.step, serving.loop.step_age),
         )
         stream.step_ended(serving.loop.step, self._load)
@@ -102,6 +106,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         finally:
             reader.cancel()
             self._streams.discard(stream)
+            self._unsubscribe(stream)
             for seq in stream.sequences:
                 self._cancel(seq)
             logger.info("router %s disconnected, %d sequences cancelled", context.peer(), len(stream.sequences))
@@ -165,6 +170,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         stream.finished(seq)
         stream.step_ended(self._serving.loop.step, self._load)
 
+    def _subscribe(self, stream: RouterStream) -> None:
+        assert self._serving is not None
+        self._subscribers.add(stream)
+        self._serving.loop.watch_prefixes(stream.prefix_snapshot)
+
+    def _unsubscribe(self, stream: RouterStream) -> None:
+        if stream in self._subscribers and self._serving is not None:
+            self._subscribers.discard(stream)
+            if not self._subscribers:
+                self._serving.loop.unwatch_prefixes()
+
     def _disown(self, seq: Sequence) -> RouterStream:
         """The sequence is no more; returns the stream that it came through."""
         stream = self._owners.pop(seq)
@@ -191,6 +207,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             stream.step_ended(output.number, load)
         if not self._owners:
             self._idle.set()
+
+    def _on_prefix_changes(self, changes: PrefixChanges) -> None:
+        for stream in self._subscribers:
+            stream.prefix_changed(changes)
 
     def _on_failure(self, error: BaseException) -> None:
         self.failed.set()
