@@ -1,28 +1,15 @@
 """The scheduler under random arrivals, cancels and tiny pools: invariants after every step, and the right output."""
 
-import random
-from collections import deque
-
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from protos.prefix import block_hashes, chain_root
-from tests.doubles.fake_runner import STOP, FakeRunner, next_token
+from protos.prefix import block_hashes
+from tests.doubles.fake_runner import FakeRunner
+from tests.doubles.scheduler_load import LoadCheck, loads, make_sequence, oracle
 from worker.block_pool import BlockPool
 from worker.engine import Engine
 from worker.scheduler import Scheduler
-from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, token_array
-
-GREEDY = SamplingParams(temperature=0.0)
-
-
-def oracle(prompt: list[int], max_tokens: int) -> list[int]:
-    tokens = list(prompt)
-    while True:
-        tokens.append(next_token(tokens))
-        if tokens[-1] == STOP or len(tokens) - len(prompt) == max_tokens:
-            return tokens[len(prompt) :]
+from worker.sequence import FinishReason, Sequence, SequenceStatus
 
 
 def make_engine(
@@ -31,14 +18,6 @@ def make_engine(
     pool = BlockPool(num_blocks, caching)
     scheduler = Scheduler(pool, block_size, max_num_seqs, budget, threshold, with_decodes)
     return Engine(scheduler, FakeRunner(num_blocks, block_size, max_num_seqs, budget), depth2)
-
-
-def make_sequence(prompt: list[int], max_tokens: int, salt: bytes = b"", **fields) -> Sequence:
-    tokens = token_array()
-    tokens.extend(prompt)
-    return Sequence(
-        "test", tokens, GREEDY, max_tokens, stop_token_ids=frozenset([STOP]), cache_root=chain_root(salt), **fields
-    )
 
 
 def drain(engine: Engine, limit: int = 10_000) -> dict[Sequence, list[int]]:
@@ -55,63 +34,11 @@ def drain(engine: Engine, limit: int = 10_000) -> dict[Sequence, list[int]]:
     raise AssertionError("the engine does not come to an end")
 
 
-prompts = st.lists(st.integers(0, 3), min_size=1, max_size=30)  # few distinct tokens: prefixes overlap
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    arrivals=st.lists(
-        st.tuples(prompts, st.integers(1, 20), st.sampled_from([b"", b"tenant"])), min_size=1, max_size=12
-    ),
-    seed=st.integers(0, 2**32),
-    num_blocks=st.integers(13, 30),
-    max_num_seqs=st.integers(1, 6),
-    budget=st.integers(6, 40),
-    caching=st.booleans(),
-    depth2=st.booleans(),
-    threshold=st.sampled_from([0, 3]),
-)
-def test_random_loads_give_the_oracle_s_output(
-    arrivals, seed, num_blocks, max_num_seqs, budget, caching, depth2, threshold
-):
-    """Any mixture of arrivals, cancels and preemptions: each output is the oracle's, or its prefix when cancelled."""
-    chance = random.Random(seed)
-    engine = make_engine(num_blocks, 4, max_num_seqs, budget, caching, depth2, threshold)
-    todo = deque(make_sequence(prompt, max_tokens, salt) for prompt, max_tokens, salt in arrivals)
-    everyone = list(todo)
-    outputs: dict[Sequence, list[int]] = {seq: [] for seq in everyone}
-    ended: set[Sequence] = set()
-    for _ in range(5_000):
-        while todo and chance.random() < 0.5:
-            engine.add(todo.popleft())
-        alive = [seq for seq in everyone if seq not in todo and not seq.finished]
-        if alive and chance.random() < 0.05:
-            engine.cancel(chance.choice(alive))
-        output = engine.step()
-        engine.scheduler.pool.check()
-        assert len(engine.scheduler.running) <= max_num_seqs
-        for seq, first, ids in output.tokens:
-            assert seq not in ended, "a token came after the end"
-            assert first == len(outputs[seq]), "an output index was skipped or repeated"
-            outputs[seq].extend(ids)
-        for seq in output.finished:
-            assert seq not in ended, "a sequence ended twice"
-            ended.add(seq)
-        if not todo and not engine.has_unfinished:
-            break
-    assert ended == set(everyone), "a sequence starved"
-    for seq in everyone:
-        prompt = list(seq.tokens[: seq.num_prompt_tokens])
-        want = oracle(prompt, seq.max_tokens)
-        if seq.finish_reason is FinishReason.CANCELLED:
-            assert outputs[seq] == want[: len(outputs[seq])]
-        else:
-            assert outputs[seq] == want
-            assert seq.finish_reason is (FinishReason.STOP if want[-1] == STOP else FinishReason.LENGTH)
-    pool = engine.scheduler.pool
-    assert pool.num_available == num_blocks, "a block leaked"
-    if not caching:
-        assert pool.num_cached == 0
+@settings(max_examples=200, deadline=None)
+@given(loads)
+def test_random_loads_give_the_oracle_s_output(load):
+    """Any mixture of arrivals, cancels and preemptions; ``test_scheduler_faults`` shows what this would find."""
+    LoadCheck(load).run()
 
 
 @pytest.mark.parametrize("depth2", [False, True])
