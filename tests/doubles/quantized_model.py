@@ -1,7 +1,7 @@
 """Quantizes models made by ``tiny_model`` in the formats that tools write, with packers of its own.
 
-Each ``write_*`` rewrites a folder's weights and config.json. Those of 4-bit formats also put the rounded weights into the
-model, which then computes what the folder says. ``compute_in_fp8`` makes a model compute in float64 as FP8 is meant.
+Each ``write_*`` rewrites a folder's weights and config.json, and puts the rounded weights into the model, which then
+computes what a folder with 4-bit weights says. ``compute_in_fp8`` makes a model compute in float64 as FP8 is meant.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Quantized checkpoints that do not fit, or that are not supported, are refused by name, with nothing of them loaded."""
+"""Quantized checkpoints that do not fit, or are not supported, are refused by name, with nothing of them loaded."""
 
 import json
 import logging
@@ -74,8 +74,8 @@ def group(settings: dict) -> dict:
         ("packed", lambda q: group(q)["weights"].update(group_size=8), "in groups of 8 inputs"),
         ("packed", lambda q: group(q).update(input_activations={"num_bits": 8}), "and quantized activations"),
         ("packed", lambda q: group(q).update(targets=["re:*"]), r"names layers by 're:\*'"),
-        ("packed", lambda q: q.update(ignore=["lm_head", QUERY]), "q_proj is not quantized, k_proj is quantized"),
-        ("packed", lambda q: group(q)["weights"].update(group_size=48), "64 inputs are no multiple of .* 48"),
+        ("packed", lambda q: q.update(ignore=["lm_head", QUERY]), r"q_proj is not quantized, k_proj is quantized"),
+        ("packed", lambda q: group(q)["weights"].update(group_size=48), r"64 inputs are no multiple of .* 48"),
     ],
 )
 def test_other_kinds_are_refused_by_name(copy, name, change, message):
@@ -88,7 +88,7 @@ def test_other_kinds_are_refused_by_name(copy, name, change, message):
 def test_a_config_that_lacks_a_key_is_refused(copy):
     folder = copy("awq")
     change_quantization(folder, lambda q: q.pop("bits"))
-    with pytest.raises(CheckpointError, match="config.json lacks 'bits'"):
+    with pytest.raises(CheckpointError, match=r"config.json lacks 'bits'"):
         build(folder)
 
 
@@ -105,13 +105,13 @@ def test_awq_needs_outputs_that_fill_its_words(copy):
     folder = copy("awq")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 3, "head_dim": 12}))
-    with pytest.raises(UnsupportedModel, match="q_proj.*36 outputs are no multiple of 8"):
+    with pytest.raises(UnsupportedModel, match=r"q_proj.*36 outputs are no multiple of 8"):
         build(folder)
 
 
 def test_ranks_that_would_cut_groups_too_small_are_refused(tmp_path):
     write_packed(tmp_path, save_tiny(tmp_path, hidden_size=64, intermediate_size=80), group=16)
-    with pytest.raises((UnsupportedModel, RuntimeError), match="cut at input 40, leave groups of 8.*tensor-parallel"):
+    with pytest.raises((UnsupportedModel, RuntimeError), match=r"cut at input 40, leave groups of 8.*tensor-parallel"):
         build(tmp_path, tensor_parallel_size=2)
 
 
@@ -190,7 +190,7 @@ def test_a_flag_that_contradicts_the_checkpoint_is_refused(copy, name, flag, mes
 
 def test_experts_are_not_quantized_while_loading(tmp_path):
     save_tiny(tmp_path, "Mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
-    with pytest.raises(ConfigError, match="--quantization is fp8, but .* is a mixture of experts"):
+    with pytest.raises(ConfigError, match=r"--quantization is fp8, but .* is a mixture of experts"):
         build(tmp_path, quantization="fp8")
 
 
@@ -206,14 +206,15 @@ def test_scales_that_are_not_used_are_named_in_the_log(copy, caplog):
 
 def test_workers_that_quantize_differently_are_told_apart(copy):
     """Their KV blocks are not the same."""
-    manifests = set()
-    for name, flag in (("plain", None), ("plain", "fp8"), ("fp8", None)):
-        folder = copy(name) if flag is None else folder
+    plain, rounded = copy("plain"), copy("fp8")
+
+    def manifest(folder: Path, flag: str | None) -> str:
         config = WorkerConfig(model=folder, quantization=flag, dtype="float32", kv_cache_memory_bytes=1 << 20)
-        manifests.add(build_engine(config)[1].manifest_hash)
-    checkpoint = open_checkpoint(folder)
-    assert manifest_hash(checkpoint.config, checkpoint.entries) in manifests
-    assert len(manifests) == 3
+        return build_engine(config)[1].manifest_hash
+
+    checkpoint = open_checkpoint(plain)
+    assert manifest(plain, None) == manifest_hash(checkpoint.config, checkpoint.entries)
+    assert len({manifest(plain, None), manifest(plain, "fp8"), manifest(rounded, None)}) == 3
 
 
 def test_a_tensor_that_cannot_be_read_ends_the_loading(copy, monkeypatch):

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from kernels.attention import HostLayout
 from tests.doubles import quantized_model as quantized
+from tests.doubles.demo_oracle import load_model as load_demo_model
 from tests.doubles.tiny_model import VOCAB, save_tiny
 from worker.config import WorkerConfig
 from worker.kv_cache import KVCache
@@ -129,23 +130,31 @@ def test_random_weights_of_a_quantized_model(tmp_path, write):
     assert found.std() > 0
 
 
-TEXT = """The harbour was quiet in the early morning, before the first boats came back with their catch. An old man sat on a
-bench near the water and mended a net, as he had done every day for more than forty years. He knew each knot by touch, and
-his hands moved without his eyes. When the sun rose over the hills, the gulls began to cry, and the smell of bread came down
-from the bakery at the corner of the square. Children walked past on their way to school and greeted him by name. He told
-them that the wind would turn in the afternoon, and that they should bring their coats. They laughed, because the sky was
-clear, but they had learned that he was seldom wrong. By three o'clock the clouds had come in from the west, and the rain
-fell on the roofs of the village until the evening."""
+TEXT = """The harbour was quiet in the early morning, before the first boats came back with their catch. An old man
+sat on a bench near the water and mended a net, as he had done every day for more than forty years. He knew each knot
+by touch, and his hands moved without his eyes. When the sun rose over the hills, the gulls began to cry, and the
+smell of bread came down from the bakery at the corner of the square. Children walked past on their way to school and
+greeted him by name. He told them that the wind would turn in the afternoon, and that they should bring their coats.
+They laughed, because the sky was clear, but they had learned that he was seldom wrong. By three o'clock the clouds
+had come in from the west, and the rain fell on the roofs of the village until the evening."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_perplexity_of_the_demo_model_stays_within_a_percent(demo_model, demo_tokenizer):
-    ids = torch.tensor(demo_tokenizer.encode(TEXT))
+@pytest.mark.timeout(600)
+def test_perplexity_of_the_demo_model(demo_model, demo_tokenizer):
+    """FP8 costs this small model a few percent, as the format does: the same rounding in float64 costs as much."""
+    ids = torch.tensor(demo_tokenizer.encode_text(TEXT))
 
-    def perplexity(flag: str | None) -> float:
-        return math.exp(cross_entropy(logits(demo_model, ids, quantization=flag)[:-1], ids[1:]).item())
+    def perplexity(rows: torch.Tensor) -> float:
+        return math.exp(cross_entropy(rows[:-1], ids[1:]).item())
 
-    plain, rounded = perplexity(None), perplexity("fp8")
-    assert plain != rounded
-    assert rounded == pytest.approx(plain, rel=0.01)
+    plain = perplexity(logits(demo_model, ids))
+    rounded = perplexity(logits(demo_model, ids, quantization="fp8"))
+    theirs = load_demo_model(demo_model)
+    with torch.inference_mode():
+        quantized.round_per_channel(theirs)
+        wanted = perplexity(quantized.compute_in_fp8(theirs)(ids[None]).logits[0])
+    print(plain, rounded, wanted)
+    assert rounded == pytest.approx(wanted, rel=0.005)
+    assert rounded == pytest.approx(plain, rel=0.05)
+    assert rounded != plain
