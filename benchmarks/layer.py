@@ -110,7 +110,7 @@ def search(layers: Layers) -> None:
         else:
             decode_attention._STAGES, decode_attention._PROGRAMS_PER_MULTIPROCESSOR = before
     for name, product in products.items():
-        key = tuple(product.weight.shape)
+        key = tuple(product.weights.weight.shape)
         now = choose(layers.rows, *key, DEVICE)
         for field, values in (
             ("prefetch", (0, 4, 8, 16, 32)), ("stages", (3, 4, 5, 6, 8)), ("split", (1, 2, 4, 8)),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 PROG = "quire worker"
 SCHEDULING_POLICIES = ("fcfs", "priority")
+QUANTIZATIONS = ("fp8", "awq")
 
 
 class ConfigError(ValueError):
@@ -23,6 +24,7 @@ class WorkerConfig:
     device: str = "auto"
     dtype: str = "auto"
     load_format: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
     max_num_seqs: int | None = None
@@ -83,10 +85,10 @@ def _flag(name: str) -> str:
 
 def _refuse_unsupported(args: argparse.Namespace) -> None:
     """Settings that are understood but not built yet are refused, never ignored."""
-    if args.quantization is not None:
+    if args.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(
-            f"--quantization {args.quantization} is not supported yet; leave it out "
-            "(GGUF files are dequantized to --dtype when they are loaded)"
+            f"--quantization {args.quantization} is not supported; use {' or '.join(QUANTIZATIONS)}, or leave it out: "
+            "what a checkpoint says of itself is enough"
         )
     if args.kv_cache_dtype != "auto":
         raise ConfigError(f"--kv-cache-dtype {args.kv_cache_dtype} is not supported yet; use auto (the model's dtype)")
@@ -122,7 +124,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         help="most tokens of prompt and output together (default: the model's own limit)",
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, help="of random weights (default %(default)s)")
-    group.add_argument("-q", "--quantization", metavar="METHOD", help="fp8, awq (not supported yet)")
+    group.add_argument(
+        "-q", "--quantization", metavar="METHOD",
+        help="fp8 quantizes the linear layers of an unquantized checkpoint while loading; fp8 and awq are refused for "
+        "checkpoints quantized otherwise (default: as the checkpoint says)",
+    )  # fmt: skip
     group.add_argument(
         "-tp", "--tensor-parallel-size", type=int, default=1, metavar="N",
         help="processes that share a model, each with a GPU of its own, or a share of the cores (default %(default)s)",

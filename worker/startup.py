@@ -23,6 +23,7 @@ from worker.parallel.group import leave_group
 from worker.parallel.ranks import Ranks
 from worker.parallel.runners import LeaderRunner
 from worker.parallel.shards import ALONE, Parallel, check_degree
+from worker.quantization import choose_quantization
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.step_input import HostInputBuilder, InputBuilder
@@ -84,7 +85,9 @@ def build_engine(config: WorkerConfig, checkpoint: Checkpoint | None = None) -> 
     size = config.tensor_parallel_size
     architecture, dtype = checkpoint.config.architecture, _dtype_name(setup.dtype)
     ranks_text = f", {size} ranks" if size > 1 else ""
-    logger.info("model %s (%s), %s on %s%s", checkpoint.name, architecture, dtype, setup.device, ranks_text)
+    quantization = _model_config(config, checkpoint).quantization
+    form = f"{dtype}, weights {quantization.method}" if quantization else dtype
+    logger.info("model %s (%s), %s on %s%s", checkpoint.name, architecture, form, setup.device, ranks_text)
     if size == 1:
         built = _build(setup, checkpoint, None)
     else:
@@ -102,6 +105,7 @@ def build_engine(config: WorkerConfig, checkpoint: Checkpoint | None = None) -> 
 
 def resolve(config: WorkerConfig, checkpoint: Checkpoint) -> Setup:
     """Fills in the defaults that depend on the model or the machine. Raises ConfigError when a setting fits neither."""
+    _model_config(config, checkpoint)  # a --quantization that does not fit is refused before anything is built
     device = resolve_device(config.device, config.tensor_parallel_size)
     longest = checkpoint.config.max_position
     max_model_len = config.max_model_len or longest
@@ -242,23 +246,31 @@ def load_model(
     parallel: Parallel = ALONE,
 ) -> tuple[CausalLM, str]:
     """A rank's share of the model with its weights on the device, and the hash of the whole model's manifest."""
+    model_config = _model_config(config, checkpoint)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            model = build_model(checkpoint.config, max_model_len, parallel)
+            model = build_model(model_config, max_model_len, parallel)
     finally:
         torch.set_default_dtype(default)
     if config.load_format == "dummy":
         fill_randomly(model, config.seed)
-        return model, manifest_hash(checkpoint.config, {})
+        return model, manifest_hash(model_config, {})
     if parallel.rank > 0:
         load_weights(model, checkpoint)
     else:
         progress = Progress("loading weights", "tensors")
         load_weights(model, checkpoint, progress.update)
         progress.close()
-    return model, manifest_hash(checkpoint.config, checkpoint.shapes())
+    return model, manifest_hash(model_config, checkpoint.entries)
+
+
+def _model_config(config: WorkerConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """The checkpoint's configuration with what --quantization adds to it. Raises ConfigError when they do not fit."""
+    model = checkpoint.config
+    found = choose_quantization(config.quantization, model.quantization, checkpoint.name, model.experts is not None)
+    return replace(model, quantization=found)
 
 
 def fitting_blocks(

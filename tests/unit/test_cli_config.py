@@ -34,8 +34,9 @@ def test_the_specified_line_is_understood_and_what_is_not_built_is_refused() -> 
     assert "--quantization fp8" in " ".join(flags)
     assert "--tensor-parallel-size 4" in " ".join(flags)
     assert "--max-model-len 8192" in " ".join(flags)
-    with pytest.raises(ValueError, match="--quantization fp8 is not supported yet"):
-        parse_args(SPECIFIED.split())
+    assert parse_args(SPECIFIED.split()).worker_flags == flags
+    with pytest.raises(ValueError, match="--quantization gptq is not supported; use fp8 or awq"):
+        parse_args(["--quantization", "gptq"])
 
 
 @pytest.mark.parametrize("line", ["M --port 1", "--port 1 M", "--model M --port 1", "--port 1 M --model M"])
