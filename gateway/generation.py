@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
@@ -102,8 +103,8 @@ class Generation:
 
     async def start(self) -> None:
         """Waits until the router has accepted every prompt."""
-        for stream in self._streams:
-            with self._answering():
+        for prompt, stream in enumerate(self._streams):
+            with self._answering(prompt):
                 event = await anext(stream, None)
             if event is None or event.WhichOneof("event") != "started":
                 raise internal("the router's stream does not begin with Started")
@@ -163,7 +164,7 @@ class Generation:
                 yield event
             return
         # The usual case has no queue on the way of a token.
-        with self._answering():
+        with self._answering(0):
             async for response in self._streams[0]:
                 yield 0, response
 
@@ -184,7 +185,7 @@ class Generation:
 
     async def _pump(self, prompt: int, stream: _Stream, queue: "asyncio.Queue[_Event | Exception | None]") -> None:
         try:
-            with self._answering():
+            with self._answering(prompt):
                 async for response in stream:
                     await queue.put((prompt, response))
         except (ApiError, ClientGone) as error:
@@ -193,17 +194,24 @@ class Generation:
             await queue.put(None)
 
     @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Turns what gRPC raises into what this class raises."""
+    def _answering(self, prompt: int) -> Iterator[None]:
+        """Turns what gRPC raises for a prompt into what this class raises."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, self._param_of) from None
+            raise from_rpc(error, partial(self._param_in, prompt)) from None
         except asyncio.CancelledError:
             # gRPC raises the same for a cancelled call as asyncio does for a cancelled task.
             if self._stopped_by is None:
                 raise
             raise self._stopped_by from None
+
+    def _param_in(self, prompt: int, field: str) -> str | None:
+        """The field's name in the body; with several prompts, ``prompt.1.0`` is the first token of the second one."""
+        name = self._param_of(field)
+        if name is None or len(self._calls) == 1 or not (name == "prompt" or name.startswith("prompt.")):
+            return name
+        return f"prompt.{prompt}{name.removeprefix('prompt')}"
 
     def _prompt_pieces(self, prompt: int, report: inference_pb2.PromptLogprobs) -> Iterator[Piece]:
         """The prompt's tokens, for each of its choices."""

@@ -113,10 +113,41 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class ResponseFormat(Body):
-    """How the reply is constrained. Only "text" is supported so far."""
+class JsonSchemaFormat(Body):
+    """The schema that the reply must fit. It is kept to with and without ``strict``."""
 
-    type: str
+    name: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the reply must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+JsonSchema = Annotated[
+    Annotated[str, Tag("string")] | Annotated[dict[str, Any], Tag("object")],
+    Discriminator(
+        lambda value: {str: "string", dict: "object"}.get(type(value)),
+        custom_error_type="schema_type",
+        custom_error_message="Input should be a JSON schema, as an object or a string",
+    ),
+]
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to say what the reply must be: one of these. Nothing else is taken, as it would change the reply."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    json_: Annotated[JsonSchema | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class GenerateBody(Body):
@@ -139,7 +170,7 @@ class GenerateBody(Body):
 
     top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2, allow_inf_nan=False)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_BIASES)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -147,6 +178,14 @@ class GenerateBody(Body):
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # What vLLM called them before.
+    guided_json: JsonSchema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     def include_usage(self) -> bool:
         """Whether a stream ends with the usage."""

@@ -5,6 +5,7 @@ Pure functions: no I/O, no clock, no state.
 
 import re
 
+from gateway.constraint import constraint_of
 from gateway.errors import ParamOf, invalid
 from gateway.schema import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, Message, TokenizeBody
 from protos import inference_pb2, sampling_pb2
@@ -80,13 +81,16 @@ def param_names(body: object) -> ParamOf:
         renamed = {"token_ids": "tokens"}
     if getattr(body, "max_completion_tokens", None) is not None:
         renamed["max_tokens"] = "max_completion_tokens"
+    constraint = constraint_of(body) if isinstance(body, GenerateBody) else None
+    if constraint is not None:
+        renamed[constraint.field] = constraint.param
 
     def param_of(field: str) -> str | None:
         steps = _INDEX.sub(r".\1", field).split(".")
         if steps[0] in ("sampling", "stopping") and len(steps) > 1:
             del steps[0]
-        # chat.messages.0.role is messages.0.role for the client, token_ids.ids.3 is prompt.3.
-        if steps[:2] in (["chat", "messages"], ["token_ids", "ids"]):
+        # chat.messages.0.role is messages.0.role for the client, token_ids.ids.3 is prompt.3, choices.texts.1 choice.1.
+        if steps[:2] in (["chat", "messages"], ["token_ids", "ids"], ["choices", "texts"]):
             del steps[1]
         steps[0] = renamed.get(steps[0], steps[0])
         return ".".join(steps)
@@ -105,6 +109,7 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
 
 def _request(body: GenerateBody, request_id: str, max_tokens: int | None) -> inference_pb2.GenerateRequest:
     """Everything but the prompt. What the client left out stays out: the router knows the defaults."""
+    constraint = constraint_of(body)
     sampling = sampling_pb2.SamplingParams(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -118,6 +123,7 @@ def _request(body: GenerateBody, request_id: str, max_tokens: int | None) -> inf
         repetition_penalty=body.repetition_penalty,
         logit_bias={int(token): value for token, value in (body.logit_bias or {}).items()},
         allowed_token_ids=body.allowed_token_ids,
+        **({} if constraint is None else {constraint.field: constraint.value}),  # type: ignore[arg-type]
     )
     stopping = sampling_pb2.StopConditions(
         max_tokens=max_tokens,
@@ -136,4 +142,6 @@ def _request(body: GenerateBody, request_id: str, max_tokens: int | None) -> inf
         n=body.n,
         output=inference_pb2.OutputOptions(final_only=not body.stream),
         cache_salt=body.cache_salt,
+        skip_reading_prefix_cache=bool(body.skip_reading_prefix_cache),
+        priority=body.priority or 0,
     )

@@ -26,12 +26,7 @@ def _one_of(*values: Any) -> Harmless:
 
 
 _GENERATE: Mapping[str, Harmless] = {
-    "response_format": lambda value: value.type == "text",
-    "structured_outputs": _empty,
-    "guided_json": _never,
-    "guided_regex": _never,
-    "guided_choice": _never,
-    "guided_grammar": _never,
+    "guided_whitespace_pattern": _never,
     "prompt_logprobs": _never,
     "truncate_prompt_tokens": _never,
     "use_beam_search": _one_of(False),

@@ -1,8 +1,10 @@
-"""Changes logits before sampling, by rules of each sequence: allowed and banned tokens, biases, penalties."""
+"""Changes logits before sampling, by rules of each sequence: allowed and banned tokens, grammars, biases, penalties."""
 
 from dataclasses import dataclass
 
 import torch
+
+from kernels.token_bitmask import TokenBitmask, mask_logits
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,19 @@ class LogitAdjustments:
         bias: added to logits.
         allowed: rows that appear here keep these tokens only.
         banned: impossible tokens.
+        grammar: tokens that the rows' grammars leave possible.
         penalties: for tokens that were there before.
     """
 
     bias: Entries | None = None
     allowed: Entries | None = None
     banned: Entries | None = None
+    grammar: TokenBitmask | None = None
     penalties: Penalties | None = None
 
 
 def adjust_logits(logits: torch.Tensor, rules: LogitAdjustments) -> torch.Tensor:
-    """Applies the rules: bias, allowed, banned, then penalties.
+    """Applies the rules: bias, allowed, banned, grammar, then penalties.
 
     Args:
         logits: [rows, vocab], floating point; not changed.
@@ -75,6 +79,8 @@ def adjust_logits(logits: torch.Tensor, rules: LogitAdjustments) -> torch.Tensor
         logits[rows, tokens] = kept
     if rules.banned is not None:
         logits[rules.banned.rows, rules.banned.tokens] = -torch.inf
+    if rules.grammar is not None:
+        mask_logits(logits, rules.grammar)
     if rules.penalties is not None:
         rows = rules.penalties.rows
         logits[rows] = penalize(logits[rows], rules.penalties)

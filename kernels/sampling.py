@@ -134,6 +134,10 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     Returns:
         [rows] int64.
     """
+    if logits.is_cuda:
+        from kernels.gpu.sampling import sample as fast
+
+        return fast(logits, batch)
     greedy = logits.argmax(dim=-1)
     if batch.temperature is None:
         return greedy

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sampling.proto\x12\x08quire.v1\"\xdc\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.quire.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"\xd1\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x05 \x01(\x08\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x11\n\tbad_words\x18\x07 \x03(\tB\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\\\n\x08Logprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x11\n\ttop_count\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sampling.proto\x12\x08quire.v1\"\xe2\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x08\x88\x01\x01\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.quire.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\r\x12\x15\n\x0bjson_schema\x18\x0b \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x0c \x01(\x08H\x00\x12\x0f\n\x05regex\x18\r \x01(\tH\x00\x12\x11\n\x07grammar\x18\x0e \x01(\tH\x00\x12$\n\x07\x63hoices\x18\x0f \x01(\x0b\x32\x11.quire.v1.ChoicesH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0c\n\nconstraintB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xd1\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x05 \x01(\x08\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x11\n\tbad_words\x18\x07 \x03(\tB\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\\\n\x08Logprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x11\n\ttop_count\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=903
-  _globals['_FINISHREASON']._serialized_end=1080
+  _globals['_FINISHREASON']._serialized_start=1063
+  _globals['_FINISHREASON']._serialized_end=1240
   _globals['_SAMPLINGPARAMS']._serialized_start=36
-  _globals['_SAMPLINGPARAMS']._serialized_end=512
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=343
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=391
-  _globals['_STOPCONDITIONS']._serialized_start=515
-  _globals['_STOPCONDITIONS']._serialized_end=724
-  _globals['_LOGPROBS']._serialized_start=726
-  _globals['_LOGPROBS']._serialized_end=818
-  _globals['_USAGE']._serialized_start=820
-  _globals['_USAGE']._serialized_end=900
+  _globals['_SAMPLINGPARAMS']._serialized_end=646
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=463
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=511
+  _globals['_CHOICES']._serialized_start=648
+  _globals['_CHOICES']._serialized_end=672
+  _globals['_STOPCONDITIONS']._serialized_start=675
+  _globals['_STOPCONDITIONS']._serialized_end=884
+  _globals['_LOGPROBS']._serialized_start=886
+  _globals['_LOGPROBS']._serialized_end=978
+  _globals['_USAGE']._serialized_start=980
+  _globals['_USAGE']._serialized_end=1060
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import sampling_pb2 as protos_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x08quire.v1\x1a\x15protos/sampling.proto\"\xaa\x01\n\rRouterMessage\x12\"\n\x06submit\x18\x01 \x01(\x0b\x32\x10.quire.v1.SubmitH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.quire.v1.CancelSlotH\x00\x12\"\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x10.quire.v1.CreditH\x00\x12\x1e\n\x04ping\x18\x04 \x01(\x0b\x32\x0e.quire.v1.PingH\x00\x42\t\n\x07message\"\xaf\x01\n\rWorkerMessage\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.quire.v1.HelloH\x00\x12)\n\nstep_batch\x18\x02 \x01(\x0b\x32\x13.quire.v1.StepBatchH\x00\x12&\n\x08rejected\x18\x03 \x01(\x0b\x32\x12.quire.v1.RejectedH\x00\x12\x1e\n\x04pong\x18\x04 \x01(\x0b\x32\x0e.quire.v1.PongH\x00\x42\t\n\x07message\"\x9b\x03\n\x06Submit\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x13\n\x0bnum_emitted\x18\x05 \x01(\r\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.quire.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x19\n\x0ctime_left_ms\x18\n \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12*\n\tbad_words\x18\x0c \x03(\x0b\x32\x17.quire.v1.TokenSequence\x12\x15\n\x08logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\x02\x88\x01\x01\x42\x0f\n\r_time_left_msB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\".\n\nCancelSlot\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\"\x1e\n\x06\x43redit\x12\x14\n\x0cstep_batches\x18\x01 \x01(\r\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"\x85\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rmanifest_hash\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\n \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x0b \x01(\r\x12\x11\n\tmax_slots\x18\x0c \x01(\r\"\xbe\x02\n\tStepBatch\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x13\n\x0bgenerations\x18\x03 \x03(\r\x12\x15\n\rfirst_indices\x18\x04 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x05 \x03(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12$\n\x08\x61\x64mitted\x18\x07 \x03(\x0b\x32\x12.quire.v1.Admitted\x12(\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x16.quire.v1.FinishedSlot\x12\x1c\n\x04load\x18\t \x01(\x0b\x32\x0e.quire.v1.Load\x12\'\n\x08logprobs\x18\n \x03(\x0b\x32\x15.quire.v1.RowLogprobs\x12.\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x15.quire.v1.RowLogprobs\"j\n\x0bRowLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12$\n\x08logprobs\x18\x04 \x01(\x0b\x32\x12.quire.v1.Logprobs\"C\n\x08\x41\x64mitted\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb5\x01\n\x0c\x46inishedSlot\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12&\n\x06reason\x18\x03 \x01(\x0e\x32\x16.quire.v1.FinishReason\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.quire.v1.Usage\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x65rror\x18\x06 \x01(\tB\x10\n\x0e_stop_token_id\"\xc4\x01\n\x08Rejected\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12)\n\x06reason\x18\x03 \x01(\x0e\x32\x19.quire.v1.Rejected.Reason\x12\x0f\n\x07message\x18\x04 \x01(\t\"Z\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x12\n\x0eREASON_INVALID\x10\x01\x12\x0f\n\x0bREASON_FULL\x10\x02\x12\x13\n\x0fREASON_DRAINING\x10\x03\"\x8c\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\r\"V\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bstep_age_ms\x18\x03 \x01(\r\x12\x1c\n\x04load\x18\x04 \x01(\x0b\x32\x0e.quire.v1.Load2I\n\x06Worker\x12?\n\x07\x43onnect\x12\x17.quire.v1.RouterMessage\x1a\x17.quire.v1.WorkerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x08quire.v1\x1a\x15protos/sampling.proto\"\xe6\x01\n\rRouterMessage\x12\"\n\x06submit\x18\x01 \x01(\x0b\x32\x10.quire.v1.SubmitH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.quire.v1.CancelSlotH\x00\x12\"\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x10.quire.v1.CreditH\x00\x12\x1e\n\x04ping\x18\x04 \x01(\x0b\x32\x0e.quire.v1.PingH\x00\x12:\n\x13subscribe_kv_events\x18\x1e \x01(\x0b\x32\x1b.quire.v1.SubscribeKvEventsH\x00\x42\t\n\x07message\"\xd8\x01\n\rWorkerMessage\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.quire.v1.HelloH\x00\x12)\n\nstep_batch\x18\x02 \x01(\x0b\x32\x13.quire.v1.StepBatchH\x00\x12&\n\x08rejected\x18\x03 \x01(\x0b\x32\x12.quire.v1.RejectedH\x00\x12\x1e\n\x04pong\x18\x04 \x01(\x0b\x32\x0e.quire.v1.PongH\x00\x12\'\n\tkv_events\x18\x1e \x01(\x0b\x32\x12.quire.v1.KvEventsH\x00\x42\t\n\x07message\"\xd0\x03\n\x06Submit\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x13\n\x0bnum_emitted\x18\x05 \x01(\r\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.quire.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x19\n\x0ctime_left_ms\x18\n \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12*\n\tbad_words\x18\x0c \x03(\x0b\x32\x17.quire.v1.TokenSequence\x12\x15\n\x08logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\x02\x88\x01\x01\x12!\n\x19skip_reading_prefix_cache\x18\x1e \x01(\x08\x12\x10\n\x08priority\x18\x1f \x01(\x11\x42\x0f\n\r_time_left_msB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\".\n\nCancelSlot\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\"\x1e\n\x06\x43redit\x12\x14\n\x0cstep_batches\x18\x01 \x01(\r\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"\x9f\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rmanifest_hash\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\n \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x0b \x01(\r\x12\x11\n\tmax_slots\x18\x0c \x01(\r\x12\x18\n\x10takes_priorities\x18\x1e \x01(\x08\"\xbe\x02\n\tStepBatch\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x13\n\x0bgenerations\x18\x03 \x03(\r\x12\x15\n\rfirst_indices\x18\x04 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x05 \x03(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12$\n\x08\x61\x64mitted\x18\x07 \x03(\x0b\x32\x12.quire.v1.Admitted\x12(\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x16.quire.v1.FinishedSlot\x12\x1c\n\x04load\x18\t \x01(\x0b\x32\x0e.quire.v1.Load\x12\'\n\x08logprobs\x18\n \x03(\x0b\x32\x15.quire.v1.RowLogprobs\x12.\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x15.quire.v1.RowLogprobs\"j\n\x0bRowLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12$\n\x08logprobs\x18\x04 \x01(\x0b\x32\x12.quire.v1.Logprobs\"C\n\x08\x41\x64mitted\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xc4\x01\n\x0c\x46inishedSlot\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12&\n\x06reason\x18\x03 \x01(\x0e\x32\x16.quire.v1.FinishReason\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.quire.v1.Usage\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\r\n\x05\x66ield\x18\x07 \x01(\tB\x10\n\x0e_stop_token_id\"\xd3\x01\n\x08Rejected\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12)\n\x06reason\x18\x03 \x01(\x0e\x32\x19.quire.v1.Rejected.Reason\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\r\n\x05\x66ield\x18\x05 \x01(\t\"Z\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x12\n\x0eREASON_INVALID\x10\x01\x12\x0f\n\x0bREASON_FULL\x10\x02\x12\x13\n\x0fREASON_DRAINING\x10\x03\"\x8c\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\r\"\x13\n\x11SubscribeKvEvents\"o\n\x08KvEvents\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x0f\n\x07\x63leared\x18\x04 \x01(\x08\x12\x0f\n\x07removed\x18\x05 \x01(\x0c\x12\x0e\n\x06stored\x18\x06 \x01(\x0c\"V\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bstep_age_ms\x18\x03 \x01(\r\x12\x1c\n\x04load\x18\x04 \x01(\x0b\x32\x0e.quire.v1.Load2I\n\x06Worker\x12?\n\x07\x43onnect\x12\x17.quire.v1.RouterMessage\x1a\x17.quire.v1.WorkerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,37 +33,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.worker_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUTERMESSAGE']._serialized_start=57
-  _globals['_ROUTERMESSAGE']._serialized_end=227
-  _globals['_WORKERMESSAGE']._serialized_start=230
-  _globals['_WORKERMESSAGE']._serialized_end=405
-  _globals['_SUBMIT']._serialized_start=408
-  _globals['_SUBMIT']._serialized_end=819
-  _globals['_TOKENSEQUENCE']._serialized_start=821
-  _globals['_TOKENSEQUENCE']._serialized_end=855
-  _globals['_CANCELSLOT']._serialized_start=857
-  _globals['_CANCELSLOT']._serialized_end=903
-  _globals['_CREDIT']._serialized_start=905
-  _globals['_CREDIT']._serialized_end=935
-  _globals['_PING']._serialized_start=937
-  _globals['_PING']._serialized_end=958
-  _globals['_HELLO']._serialized_start=961
-  _globals['_HELLO']._serialized_end=1222
-  _globals['_STEPBATCH']._serialized_start=1225
-  _globals['_STEPBATCH']._serialized_end=1543
-  _globals['_ROWLOGPROBS']._serialized_start=1545
-  _globals['_ROWLOGPROBS']._serialized_end=1651
-  _globals['_ADMITTED']._serialized_start=1653
-  _globals['_ADMITTED']._serialized_end=1720
-  _globals['_FINISHEDSLOT']._serialized_start=1723
-  _globals['_FINISHEDSLOT']._serialized_end=1904
-  _globals['_REJECTED']._serialized_start=1907
-  _globals['_REJECTED']._serialized_end=2103
-  _globals['_REJECTED_REASON']._serialized_start=2013
-  _globals['_REJECTED_REASON']._serialized_end=2103
-  _globals['_LOAD']._serialized_start=2106
-  _globals['_LOAD']._serialized_end=2246
-  _globals['_PONG']._serialized_start=2248
-  _globals['_PONG']._serialized_end=2334
-  _globals['_WORKER']._serialized_start=2336
-  _globals['_WORKER']._serialized_end=2409
+  _globals['_ROUTERMESSAGE']._serialized_end=287
+  _globals['_WORKERMESSAGE']._serialized_start=290
+  _globals['_WORKERMESSAGE']._serialized_end=506
+  _globals['_SUBMIT']._serialized_start=509
+  _globals['_SUBMIT']._serialized_end=973
+  _globals['_TOKENSEQUENCE']._serialized_start=975
+  _globals['_TOKENSEQUENCE']._serialized_end=1009
+  _globals['_CANCELSLOT']._serialized_start=1011
+  _globals['_CANCELSLOT']._serialized_end=1057
+  _globals['_CREDIT']._serialized_start=1059
+  _globals['_CREDIT']._serialized_end=1089
+  _globals['_PING']._serialized_start=1091
+  _globals['_PING']._serialized_end=1112
+  _globals['_HELLO']._serialized_start=1115
+  _globals['_HELLO']._serialized_end=1402
+  _globals['_STEPBATCH']._serialized_start=1405
+  _globals['_STEPBATCH']._serialized_end=1723
+  _globals['_ROWLOGPROBS']._serialized_start=1725
+  _globals['_ROWLOGPROBS']._serialized_end=1831
+  _globals['_ADMITTED']._serialized_start=1833
+  _globals['_ADMITTED']._serialized_end=1900
+  _globals['_FINISHEDSLOT']._serialized_start=1903
+  _globals['_FINISHEDSLOT']._serialized_end=2099
+  _globals['_REJECTED']._serialized_start=2102
+  _globals['_REJECTED']._serialized_end=2313
+  _globals['_REJECTED_REASON']._serialized_start=2223
+  _globals['_REJECTED_REASON']._serialized_end=2313
+  _globals['_LOAD']._serialized_start=2316
+  _globals['_LOAD']._serialized_end=2456
+  _globals['_SUBSCRIBEKVEVENTS']._serialized_start=2458
+  _globals['_SUBSCRIBEKVEVENTS']._serialized_end=2477
+  _globals['_KVEVENTS']._serialized_start=2479
+  _globals['_KVEVENTS']._serialized_end=2590
+  _globals['_PONG']._serialized_start=2592
+  _globals['_PONG']._serialized_end=2678
+  _globals['_WORKER']._serialized_start=2680
+  _globals['_WORKER']._serialized_end=2753
 # @@protoc_insertion_point(module_scope)

@@ -9,31 +9,35 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterMessage(_message.Message):
-    __slots__ = ("submit", "cancel", "credit", "ping")
+    __slots__ = ("submit", "cancel", "credit", "ping", "subscribe_kv_events")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBE_KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: CancelSlot
     credit: Credit
     ping: Ping
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[CancelSlot, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    subscribe_kv_events: SubscribeKvEvents
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[CancelSlot, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., subscribe_kv_events: _Optional[_Union[SubscribeKvEvents, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "step_batch", "rejected", "pong")
+    __slots__ = ("hello", "step_batch", "rejected", "pong", "kv_events")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_BATCH_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step_batch: StepBatch
     rejected: Rejected
     pong: Pong
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    kv_events: KvEvents
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("slot", "generation", "request_id", "prompt_token_ids", "num_emitted", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "time_left_ms", "min_tokens", "bad_words", "logprobs", "prompt_logprobs")
+    __slots__ = ("slot", "generation", "request_id", "prompt_token_ids", "num_emitted", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "time_left_ms", "min_tokens", "bad_words", "logprobs", "prompt_logprobs", "skip_reading_prefix_cache", "priority")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +52,8 @@ class Submit(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_READING_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     slot: int
     generation: int
     request_id: str
@@ -62,7 +68,9 @@ class Submit(_message.Message):
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     logprobs: int
     prompt_logprobs: int
-    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., num_emitted: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    skip_reading_prefix_cache: bool
+    priority: int
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., num_emitted: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., skip_reading_prefix_cache: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)
@@ -91,7 +99,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "epoch", "model", "manifest_hash", "vocab_size", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_slots")
+    __slots__ = ("protocol_version", "worker_id", "epoch", "model", "manifest_hash", "vocab_size", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_slots", "takes_priorities")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +112,7 @@ class Hello(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     epoch: int
@@ -116,7 +125,8 @@ class Hello(_message.Message):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_slots: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., manifest_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ...) -> None: ...
+    takes_priorities: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., manifest_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., takes_priorities: _Optional[bool] = ...) -> None: ...
 
 class StepBatch(_message.Message):
     __slots__ = ("step", "slots", "generations", "first_indices", "counts", "token_ids", "admitted", "finished", "load", "logprobs", "prompt_logprobs")
@@ -167,23 +177,25 @@ class Admitted(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class FinishedSlot(_message.Message):
-    __slots__ = ("slot", "generation", "reason", "usage", "stop_token_id", "error")
+    __slots__ = ("slot", "generation", "reason", "usage", "stop_token_id", "error", "field")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     slot: int
     generation: int
     reason: _sampling_pb2.FinishReason
     usage: _sampling_pb2.Usage
     stop_token_id: int
     error: str
-    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    field: str
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_sampling_pb2.Usage, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., error: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Rejected(_message.Message):
-    __slots__ = ("slot", "generation", "reason", "message")
+    __slots__ = ("slot", "generation", "reason", "message", "field")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Rejected.Reason]
@@ -198,11 +210,13 @@ class Rejected(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     slot: int
     generation: int
     reason: Rejected.Reason
     message: str
-    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[Rejected.Reason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    field: str
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[Rejected.Reason, str]] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "queued_prefill_tokens", "free_blocks", "cached_blocks", "num_preemptions")
@@ -219,6 +233,26 @@ class Load(_message.Message):
     cached_blocks: int
     num_preemptions: int
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+
+class SubscribeKvEvents(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("epoch", "sequence", "snapshot", "cleared", "removed", "stored")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    snapshot: bool
+    cleared: bool
+    removed: bytes
+    stored: bytes
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., cleared: _Optional[bool] = ..., removed: _Optional[bytes] = ..., stored: _Optional[bytes] = ...) -> None: ...
 
 class Pong(_message.Message):
     __slots__ = ("nonce", "step", "step_age_ms", "load")

@@ -23,6 +23,8 @@ def main(argv: list[str]) -> int:
     """Talks until /exit, end of input, or Ctrl-C at the prompt. Returns 1 when the server cannot be used."""
     args = _parser().parse_args(argv)
     url = args.url.rstrip("/")
+    if "://" not in url:
+        url = f"http://{url}"
     opening = [{"role": "system", "content": args.system}] if args.system else []
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     # A proxy for the outside has no business between two programs of one machine.
@@ -34,8 +36,7 @@ def main(argv: list[str]) -> int:
             sys.stderr.write(f"{PROG}: {error}\n")
             return 1
         sys.stderr.write(f"Talking to {model}. Ctrl-C stops an answer; /new starts over; /exit leaves.\n")
-        converse(client, url, model, opening)
-    return 0
+        return converse(client, url, model, opening)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,26 +61,33 @@ def first_model(client: httpx.Client, url: str) -> str:
         raise ChatError(f"{url}/models names no model; is this the address of an OpenAI API, ending in /v1?") from error
 
 
-def converse(client: httpx.Client, url: str, model: str, opening: list[Message]) -> None:
-    """Reads lines from standard input and streams the answers, until the input or the person has had enough."""
+def converse(client: httpx.Client, url: str, model: str, opening: list[Message]) -> int:
+    """Reads lines from standard input and streams the answers, until the input or the person has had enough.
+
+    Returns:
+        The exit status: 1 when nobody was there to see that the last line was not answered.
+    """
     messages = list(opening)
+    status = 0
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()
         except (EOFError, KeyboardInterrupt):
             sys.stdout.write("\n")
-            return
+            return status
         if line == "/exit":
-            return
+            return status
         if line == "/new":
             messages = list(opening)
         elif line:
             messages.append({"role": "user", "content": line})
+            status = 0
             try:
                 messages.append({"role": "assistant", "content": _show_answer(client, url, model, messages)})
             except ChatError as error:
                 messages.pop()  # so that the line can be sent again
                 sys.stderr.write(f"{PROG}: {error}\n")
+                status = 0 if sys.stdin.isatty() else 1
 
 
 def _show_answer(client: httpx.Client, url: str, model: str, messages: list[Message]) -> str:

@@ -4,6 +4,7 @@ Every process declares its flags itself, in its ``config`` module; here they are
 """
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,8 +67,8 @@ class ServeConfig:
             last = port + args.workers - 1 if flag == "--worker-port" and port else port
             if port < 0 or last > 65535:
                 raise ValueError(f"{flag} {port}: ports go from 1 to 65535, and 0 takes a free one")
-        if args.startup_timeout <= 0 or args.shutdown_timeout < 0:
-            raise ValueError("--startup-timeout must be above 0 and --shutdown-timeout at least 0")
+        if not (0 < args.startup_timeout < math.inf and 0 <= args.shutdown_timeout < math.inf):
+            raise ValueError("--startup-timeout must be above 0, --shutdown-timeout at least 0, and both finite")
         return cls(
             model=args.positional_model or args.model or DEMO_MODEL,
             served_model_names=tuple(args.served_model_name or ()),
@@ -116,8 +117,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="worker processes, each with the whole model (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--worker-port", type=int, default=50061, metavar="PORT",
-        help="port of worker 0, the next have the next ones (default %(default)s); only this machine can reach them",
+        "--worker-port", type=int, default=0, metavar="PORT",
+        help="port of worker 0, the next have the next ones (default: free ones); only this machine can reach them",
     )  # fmt: skip
     group.add_argument(
         "--startup-timeout", type=float, default=600.0, metavar="S",

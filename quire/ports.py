@@ -1,5 +1,6 @@
 """Finds out, before anything is started, whether the ports of a server are free."""
 
+import errno
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -45,6 +46,8 @@ def _bind(wish: PortWish, held: ExitStack) -> int:
         bound.bind(address)
         bound.listen(1)  # with SO_REUSEADDR, it may be only this call that fails
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise PortError(f"{wish.host} is no address of this machine; change --host") from error
         raise PortError(
             f"cannot listen on port {wish.port} of {wish.host} ({error.strerror}): stop what uses it "
             f"(`ss -ltnp 'sport = :{wish.port}'` names it), or choose another with {wish.flag}"

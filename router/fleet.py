@@ -16,11 +16,13 @@ class ModelLimits:
         manifest_hash: equal exactly when the models are.
         vocab_size: token ids are below this.
         max_model_len: most tokens of prompt and output together.
+        takes_priorities: whether requests may have a priority.
     """
 
     manifest_hash: str
     vocab_size: int
     max_model_len: int
+    takes_priorities: bool
 
 
 class Fleet:
@@ -79,4 +81,4 @@ class Fleet:
 
 
 def _limits(hello: worker_pb2.Hello) -> ModelLimits:
-    return ModelLimits(hello.manifest_hash, hello.vocab_size, hello.max_model_len)
+    return ModelLimits(hello.manifest_hash, hello.vocab_size, hello.max_model_len, hello.takes_priorities)

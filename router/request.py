@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protos import inference_pb2, sampling_pb2
+from router.constraints import Constraint
 from router.detokenizer import Detokenizer
-from router.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
+from router.errors import DeadlineExceeded, InternalError, InvalidArgument, RequestError, Unavailable
 from router.stop_strings import compile_stops
 from router.token_bytes import TokenBytes
 
@@ -29,11 +30,13 @@ class GenerateParams:
     """A valid request with all defaults filled in, apart from its prompt.
 
     Attributes:
+        constraint: what the output must be, if anything.
         max_tokens: None: as many as the context has room for.
         eos_token_ids: the model's end-of-sequence tokens, unless the client wants to go past them.
         stop_token_ids: the client's.
         text, token_ids, token_bytes: whether Deltas carry them.
         logprobs, prompt_logprobs: alternatives to report for each output or prompt token; None: no report.
+        priority: lower ones run first.
     """
 
     model: str
@@ -48,6 +51,7 @@ class GenerateParams:
     repetition_penalty: float
     logit_bias: dict[int, float]
     allowed_token_ids: tuple[int, ...]
+    constraint: Constraint
     bad_words: tuple[str, ...]
     min_tokens: int
     max_tokens: int | None
@@ -62,6 +66,8 @@ class GenerateParams:
     logprobs: int | None
     prompt_logprobs: int | None
     cache_salt: bytes
+    skip_reading_prefix_cache: bool
+    priority: int
 
 
 class TokenLogprobs:
@@ -187,8 +193,12 @@ class Choice:
         """
         self._logprobs.add(first_index, logprobs)
 
-    def finish(self, row: sampling_pb2.Usage, reason: int, stop_token_id: int | None, error: str) -> None:
+    def finish(
+        self, row: sampling_pb2.Usage, reason: int, stop_token_id: int | None, error: str, field: str = ""
+    ) -> None:
         """The worker says that the sequence ended, and what it used.
+
+        ``field`` is the request's that an ``error`` is to blame on; without one, the worker is.
 
         Raises:
             OutOfStep: it generated more tokens than came.
@@ -209,6 +219,8 @@ class Choice:
             request.fail(DeadlineExceeded("the deadline passed while the model was generating"))
         elif reason == sampling_pb2.FINISH_REASON_CANCELLED:
             request.fail(Unavailable("the worker running this request gave it up; send it again"))
+        elif field:
+            request.fail(InvalidArgument(field, error))
         else:
             request.fail(InternalError(f"request {request.id}: the worker failed: {error or reason}"))
 
@@ -220,6 +232,7 @@ class Choice:
         elif stop_token_id is not None and stop_token_id not in self.request.params.eos_token_ids:
             finished.stop_token_id = stop_token_id
         self._finished = finished
+        self.request.begun.set()
 
     def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
         """What the client was not sent yet, all that is pending in one Delta. Counts as sent from then on."""
@@ -285,6 +298,8 @@ class Request:
         self.failure: RequestError | None = None
         # Set when there is something to send, or a failure.
         self.changed = asyncio.Event()
+        # Set when a worker has begun to run it, or it has ended.
+        self.begun = asyncio.Event()
 
     def begin(self, token_ids: list[int], max_tokens: int, token_bytes: TokenBytes) -> None:
         """The prompt is known: makes the choices."""
@@ -304,6 +319,7 @@ class Request:
         if self.failure is None:
             self.failure = error
             self.changed.set()
+            self.begun.set()
 
     def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
         """What the client was not sent yet of the prompt and of all choices. Counts as sent from then on."""

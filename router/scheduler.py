@@ -81,7 +81,7 @@ class Scheduler:
             link.submit(choice, now)
 
     def put_back(self, choice: Choice) -> None:
-        """The choice waits again, before all others."""
+        """The choice waits again, before all others of its priority."""
         if not choice.request.ended:
             self._queue.put_back(choice)
             self._begin_patience(choice.request)

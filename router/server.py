@@ -86,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             raise Unavailable("the router is shutting down; send the request again")
         self._check_model(message.model)
         limits = self._limits()
-        params = check_generate(message, self._tokenizer.eos_token_ids, limits.vocab_size)
+        params = check_generate(message, self._tokenizer.eos_token_ids, limits.vocab_size, limits.takes_priorities)
         request_id = message.request_id or f"gen-{uuid.uuid4().hex}"
         if request_id in self._running:
             raise RequestExists(f"a running request has the id {request_id!r}")
@@ -119,6 +119,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _answer(self, request: Request, context: Context) -> None:
         """Sends what there is whenever the client can take more: what comes meanwhile waits and goes out together."""
+        if request.params.constraint:
+            # The worker may yet find that the constraint cannot be followed; then nothing has started.
+            await request.begun.wait()
+            if request.failure is not None:
+                raise request.failure
         started = inference_pb2.Started(
             request_id=request.id, model=request.params.model, prompt_tokens=request.prompt_tokens
         )

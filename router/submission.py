@@ -22,12 +22,15 @@ def submission(choice: Choice) -> worker_pb2.Submit:
             repetition_penalty=params.repetition_penalty,
             logit_bias=params.logit_bias,
             allowed_token_ids=params.allowed_token_ids,
+            **params.constraint,  # type: ignore[arg-type]
         ),
         min_tokens=min(params.min_tokens, request.max_tokens),
         bad_words=[worker_pb2.TokenSequence(token_ids=ids) for ids in request.bad_word_ids],
         max_tokens=request.max_tokens,
         stop_token_ids=sorted(params.eos_token_ids | params.stop_token_ids),
         cache_salt=params.cache_salt,
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+        priority=params.priority,
     )
     if params.logprobs is not None:
         submit.logprobs = params.logprobs

@@ -6,22 +6,11 @@ cut into pieces. Knows nothing of sequences.
 
 import copy
 import json
-import re
-from collections.abc import Callable
-from typing import Any
 
 from tokenizers import Tokenizer
 
+from protos.token_bytes import UnknownDecoder, token_converter
 from router.config import ConfigError
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level BPE writes for the 256 bytes: printable ones as they are, others from U+0100."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class TokenBytes:
@@ -36,7 +25,10 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises ConfigError when the tokenizer's decoder is of a kind that this router does not know."""
         decoder = json.loads(tokenizer.to_str())["decoder"]
-        convert, self.leading = _compile(decoder)
+        try:
+            convert, self.leading = token_converter(decoder)
+        except UnknownDecoder as error:
+            raise ConfigError(str(error)) from error
         added = tokenizer.get_added_tokens_decoder()
         self.special = {token_id: token.content.encode() for token_id, token in added.items() if token.special}
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -71,53 +63,3 @@ class TokenBytes:
         else:
             data = b"".join(map(self.shown, token_ids))
         return data.removeprefix(self.leading).decode("utf-8", "replace")
-
-
-def _compile(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], bytes]:
-    """A function from a token to its bytes, and the prefix that whole texts lose."""
-    steps = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    replacements: list[tuple[str, str]] = []
-    byte_level = byte_fallback = False
-    leading = ""
-    for step in steps:
-        match step:
-            case {"type": "ByteLevel"}:
-                byte_level = True
-            case {"type": "ByteFallback"}:
-                byte_fallback = True
-            case {"type": "Fuse"}:
-                pass
-            case {"type": "Replace", "pattern": {"String": old}, "content": new}:
-                replacements.append((old, new))
-            case {"type": "Strip", "content": content, "start": start, "stop": 0}:
-                leading = content * start
-            case {"type": "Metaspace", "replacement": old}:
-                replacements.append((old, " "))
-                leading = "" if step.get("prepend_scheme") == "never" else " "
-            case _:
-                raise ConfigError(
-                    f"the tokenizer's decoder {step.get('type')!r} is not supported; supported are byte-level BPE and "
-                    "SentencePiece (Replace, ByteFallback, Fuse, Strip at the start, Metaspace)"
-                )
-    if byte_level:
-        return _byte_level, b""
-
-    def convert(token: str) -> bytes:
-        byte = _BYTE_TOKEN.fullmatch(token) if byte_fallback else None
-        if byte is not None:
-            return bytes([int(byte[1], 16)])
-        for old, new in replacements:
-            token = token.replace(old, new)
-        return token.encode()
-
-    return convert, leading.encode()
-
-
-_ALPHABET = byte_alphabet()
-
-
-def _byte_level(token: str) -> bytes:
-    try:
-        return bytes([_ALPHABET[character] for character in token])
-    except KeyError:  # an added token that is written as plain text
-        return token.encode()

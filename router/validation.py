@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from protos import inference_pb2, sampling_pb2
 from router.chat_template import Message
+from router.constraints import check_constraint
 from router.errors import ContextTooLong, InvalidArgument
 from router.request import GenerateParams
 
@@ -23,7 +24,10 @@ MAX_ID_CHARS = 256
 
 
 def check_generate(
-    request: inference_pb2.GenerateRequest, eos_token_ids: frozenset[int], vocab_size: int
+    request: inference_pb2.GenerateRequest,
+    eos_token_ids: frozenset[int],
+    vocab_size: int,
+    takes_priorities: bool = False,
 ) -> GenerateParams:
     """Everything but the prompt. A seed is drawn when there is none. Raises InvalidArgument."""
     for field in ("request_id", "cache_salt"):
@@ -34,6 +38,12 @@ def check_generate(
     count = request.n if request.HasField("n") else 1
     if not 1 <= count <= MAX_CHOICES:
         raise InvalidArgument("n", f"n is {count}; it must be 1 to {MAX_CHOICES}")
+    if request.priority and not takes_priorities:
+        raise InvalidArgument(
+            "priority",
+            f"priority is {request.priority}, but requests are served first come, first served; leave it out, or start "
+            "the server with --scheduling-policy priority",
+        )
     sampling, stopping, output = request.sampling, request.stopping, request.output
     if stopping.HasField("max_tokens") and stopping.max_tokens < 1:
         raise InvalidArgument("stopping.max_tokens", "max_tokens is 0; it must be at least 1")
@@ -48,9 +58,10 @@ def check_generate(
         seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(63),
         presence_penalty=_number(sampling, "presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=_number(sampling, "frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=_number(sampling, "repetition_penalty", 1.0, 0.0, 2.0, above=True),
+        repetition_penalty=_number(sampling, "repetition_penalty", 1.0, 0.01, 2.0),
         logit_bias=_check_bias(sampling, vocab_size),
         allowed_token_ids=_check_allowed(sampling, vocab_size),
+        constraint=check_constraint(sampling),
         bad_words=_check_bad_words(stopping),
         min_tokens=_check_min_tokens(stopping),
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
@@ -65,6 +76,8 @@ def check_generate(
         logprobs=_check_top_count(output, "logprobs"),
         prompt_logprobs=_check_top_count(output, "prompt_logprobs"),
         cache_salt=request.cache_salt.encode(),
+        skip_reading_prefix_cache=request.skip_reading_prefix_cache,
+        priority=request.priority,
     )
 
 

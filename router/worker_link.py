@@ -22,7 +22,7 @@ from router.submission import submission
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 # StepBatches that the worker may have under way.
 CREDIT_WINDOW = 32
 PING_INTERVAL_S = 1.0
@@ -270,6 +270,7 @@ class WorkerLink:
             choice = slots.find(admitted.slot, admitted.generation)
             if choice is not None:
                 choice.cached_tokens = admitted.cached_tokens
+                choice.request.begun.set()
         for report in batch.prompt_logprobs:
             choice = slots.find(report.slot, report.generation)
             if choice is not None:
@@ -285,7 +286,7 @@ class WorkerLink:
             choice = slots.find(row.slot, row.generation)
             if choice is not None:
                 stop_token_id = row.stop_token_id if row.HasField("stop_token_id") else None
-                choice.finish(row.usage, row.reason, stop_token_id, row.error)
+                choice.finish(row.usage, row.reason, stop_token_id, row.error, row.field)
                 choice.link = None
             slots.free(row.slot, row.generation)
         self._credit_owed += 1
@@ -317,8 +318,11 @@ class WorkerLink:
             return
         choice.link = None
         if rejected.reason == worker_pb2.Rejected.REASON_INVALID:
-            logger.warning("worker %s refused request %s: %s", self.name, choice.request.id, rejected.message)
-            choice.request.fail(InvalidArgument("", f"the worker refused the request: {rejected.message}"))
+            # A wrong field that it names is the client's affair; others should not have come so far.
+            level = logging.INFO if rejected.field else logging.WARNING
+            logger.log(level, "worker %s refused request %s: %s", self.name, choice.request.id, rejected.message)
+            message = rejected.message if rejected.field else f"the worker refused the request: {rejected.message}"
+            choice.request.fail(InvalidArgument(rejected.field, message))
         else:
             self._listener.put_back(choice)
 

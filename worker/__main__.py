@@ -18,7 +18,9 @@ from grpc_reflection.v1alpha import reflection
 from protos import worker_pb2, worker_pb2_grpc
 from protos.channel import SERVER_OPTIONS
 from worker.config import PROG, ConfigError, WorkerConfig, parse_args
+from worker.grammar import GrammarCompiler
 from worker.server import WorkerServicer
+from worker.vocabulary import Vocabulary, VocabularyError
 
 if TYPE_CHECKING:
     from worker.engine import Engine, EngineLimits
@@ -82,7 +84,8 @@ async def serve(config: WorkerConfig) -> int:
     # What start-up made lives as long as the process: a collection that walks through it would delay a step.
     gc.collect()
     gc.freeze()
-    servicer.start(*built)
+    engine, limits, vocabulary = built
+    servicer.start(engine, limits, GrammarCompiler(vocabulary, limits.vocab_size))
     await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     logger.info("ready on %s:%d", config.host, port)
     await _first_of(stop.wait(), servicer.failed.wait())
@@ -98,16 +101,23 @@ async def serve(config: WorkerConfig) -> int:
     return 0
 
 
-def _load(config: WorkerConfig) -> "tuple[Engine, EngineLimits] | None":
-    """The engine, or None when it cannot be built; then the reason was logged in one line."""
+def _load(config: WorkerConfig) -> "tuple[Engine, EngineLimits, Vocabulary | VocabularyError] | None":
+    """The engine and the vocabulary, or None when it cannot be built; then the reason was logged in one line."""
     # Imports torch, which takes seconds: not before the port answers.
+    from worker.loader import open_checkpoint
     from worker.loader.checkpoint import CheckpointError
     from worker.model_config import UnsupportedModel
     from worker.parallel.ranks import RankFailed
     from worker.startup import build_engine
 
     try:
-        return build_engine(config)
+        checkpoint = open_checkpoint(config.model)
+        engine, limits = build_engine(config, checkpoint)
+        try:
+            return engine, limits, checkpoint.vocabulary()
+        except VocabularyError as error:
+            logger.warning("no structured output: %s", error)
+            return engine, limits, error
     except (ConfigError, CheckpointError, UnsupportedModel, RankFailed) as error:
         logger.error("%s", error)
     except MemoryError:

@@ -11,6 +11,8 @@ Knows no tensors: a block is an integer.
 
 from collections import OrderedDict, deque
 
+from worker.prefix_changes import PrefixChanges
+
 
 class OutOfBlocks(Exception):
     """Fewer blocks are left than asked for."""
@@ -33,6 +35,7 @@ class BlockPool:
         self._blank: deque[int] = deque(range(num_blocks))
         # Unreferenced blocks with a name, least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._changes: PrefixChanges | None = None
 
     @property
     def num_free(self) -> int:
@@ -95,6 +98,8 @@ class BlockPool:
         if self.enable_prefix_caching and self._names[block] is None and name not in self._by_name:
             self._names[block] = name
             self._by_name[name] = block
+            if self._changes is not None:
+                self._changes.store(name)
 
     def release(self, blocks: list[int]) -> None:
         """Gives back one reference to each block of a sequence, whose blocks are in prompt order.
@@ -118,6 +123,29 @@ class BlockPool:
         self._cached.clear()
         self._names = [None] * self.num_blocks
         self._by_name.clear()
+        if self._changes is not None:
+            self._changes.clear()
+
+    def names(self) -> list[bytes]:
+        """All names that ``match`` would find, in no order."""
+        return list(self._by_name)
+
+    def record_changes(self) -> None:
+        """Begins to note which names come and go."""
+        if self._changes is None:
+            self._changes = PrefixChanges()
+
+    def stop_recording(self) -> None:
+        """Notes no more, and forgets what was noted."""
+        self._changes = None
+
+    def take_changes(self) -> PrefixChanges:
+        """What changed since recording began, or since the last call. Bounded by twice the blocks there are."""
+        changes = self._changes
+        if not changes:
+            return PrefixChanges()
+        self._changes = PrefixChanges()
+        return changes
 
     def check(self) -> None:
         """Raises AssertionError when the books do not balance. Linear in the number of blocks: for tests."""
@@ -140,3 +168,5 @@ class BlockPool:
         if name is not None:
             self._names[block] = None
             del self._by_name[name]
+            if self._changes is not None:
+                self._changes.remove(name)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROG = "quire worker"
+SCHEDULING_POLICIES = ("fcfs", "priority")
+QUANTIZATIONS = ("fp8", "awq")
 
 
 class ConfigError(ValueError):
@@ -22,11 +24,14 @@ class WorkerConfig:
     device: str = "auto"
     dtype: str = "auto"
     load_format: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
+    max_num_prefill_tokens_with_decodes: int = 0
+    scheduling_policy: str = "fcfs"
     block_size: int = 16
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.92
@@ -59,8 +64,10 @@ class WorkerConfig:
             raise ConfigError(f"--block-size is {self.block_size}; it must be a power of two")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; wanted above 0, at most 1")
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError("--long-prefill-token-threshold must be 0 (off) or more")
+        for name in ("long_prefill_token_threshold", "max_num_prefill_tokens_with_decodes"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"{_flag(name)} is {value}; it must be 0 (no limit) or more")
         if (
             self.max_num_batched_tokens is not None
             and self.max_num_seqs is not None
@@ -78,10 +85,10 @@ def _flag(name: str) -> str:
 
 def _refuse_unsupported(args: argparse.Namespace) -> None:
     """Settings that are understood but not built yet are refused, never ignored."""
-    if args.quantization is not None:
+    if args.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(
-            f"--quantization {args.quantization} is not supported yet; leave it out "
-            "(GGUF files are dequantized to --dtype when they are loaded)"
+            f"--quantization {args.quantization} is not supported; use {' or '.join(QUANTIZATIONS)}, or leave it out: "
+            "what a checkpoint says of itself is enough"
         )
     if args.kv_cache_dtype != "auto":
         raise ConfigError(f"--kv-cache-dtype {args.kv_cache_dtype} is not supported yet; use auto (the model's dtype)")
@@ -117,7 +124,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         help="most tokens of prompt and output together (default: the model's own limit)",
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, help="of random weights (default %(default)s)")
-    group.add_argument("-q", "--quantization", metavar="METHOD", help="fp8, awq (not supported yet)")
+    group.add_argument(
+        "-q", "--quantization", metavar="METHOD",
+        help="fp8 quantizes the linear layers of an unquantized checkpoint while loading; fp8 and awq are refused for "
+        "checkpoints quantized otherwise (default: as the checkpoint says)",
+    )  # fmt: skip
     group.add_argument(
         "-tp", "--tensor-parallel-size", type=int, default=1, metavar="N",
         help="processes that share a model, each with a GPU of its own, or a share of the cores (default %(default)s)",
@@ -133,6 +144,15 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
     group.add_argument(
         "--long-prefill-token-threshold", type=int, default=0, metavar="N",
         help="most prompt tokens of one sequence in a step, so that others pass a long one (default 0: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-num-prefill-tokens-with-decodes", type=int, default=0, metavar="N",
+        help="most prompt tokens in a step in which others decode: bounds the time between their tokens while prompts "
+        "are computed, at the cost of later first tokens (default 0: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--scheduling-policy", default="fcfs", choices=SCHEDULING_POLICIES,
+        help="fcfs: first come, first served; priority: by the requests' priority, lower first (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--async-scheduling", action=argparse.BooleanOptionalAction,

@@ -19,7 +19,7 @@ from worker.step_input import StepInput
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Numbers of sequences to capture graphs for: dense where a step is short, sparser above."""
-    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32)]
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 512, 32)]
     kept = [size for size in sizes if size < max_num_seqs]
     return [*kept, min(max_num_seqs, 512)]
 

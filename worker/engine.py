@@ -1,11 +1,14 @@
 """The engine: plan, launch, settle, again. Single-threaded; knows neither tensors nor the network."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.grammar_masks import GrammarMasks
 from worker.scheduler import Sampled, Scheduler, StepOutput, StepPlan
 from worker.sequence import FinishReason, Sequence
 
@@ -22,10 +25,18 @@ class EngineLimits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    takes_priorities: bool = False
 
 
 class LaunchedStep(Protocol):
     """A step that may still be running."""
+
+    def sample(self, bitmask: NDArray[np.int32]) -> None:
+        """Goes on with a step that was launched up to its sampling.
+
+        Args:
+            bitmask: [constrained, words], see ``StepMasks``.
+        """
 
     def sampled(self) -> Sampled:
         """Waits for the step and returns what it computed for the host."""
@@ -35,7 +46,10 @@ class Runner(Protocol):
     """What the engine needs of whatever computes the steps."""
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Starts a step. Steps run in the order of their launch."""
+        """Starts a step. Steps run in the order of their launch.
+
+        A plan with constrained samples is computed up to its logits: ``sample`` is to be called before the next launch.
+        """
 
     def watch(self, on_failure: Callable[[Exception], None]) -> None:
         """Calls ``on_failure``, on any thread, when what computes the steps is lost, be it between two steps."""
@@ -57,8 +71,9 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, async_scheduling: bool = False) -> None:
         self.scheduler = scheduler
         self._runner = runner
-        self._depth = 2 if async_scheduling else 1
-        self._in_flight: deque[tuple[StepPlan, LaunchedStep]] = deque()
+        self._masks = GrammarMasks()
+        self._async = async_scheduling
+        self._in_flight: tuple[StepPlan, LaunchedStep] | None = None
         self._ended: list[Sequence] = []
         self._with_deadline: set[Sequence] = set()
         self.num_steps = 0
@@ -66,7 +81,7 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return self.scheduler.has_unfinished or bool(self._in_flight) or bool(self._ended)
+        return self.scheduler.has_unfinished or self._in_flight is not None or bool(self._ended)
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence; its tokens come out of ``step``."""
@@ -80,24 +95,45 @@ class Engine:
             self._ended.append(seq)
 
     def step(self) -> StepOutput:
-        """Launches the next step and settles the oldest one that is due.
+        """Launches the next step and settles the one that is due.
+
+        Where grammars are followed, the next step is launched up to its logits, and sampled once the one before it is
+        settled: only then the masks can be known. The device computes logits meanwhile.
 
         Returns:
-            What that step sampled and what ended meanwhile; empty when nothing could run.
+            What the settled step sampled and what ended meanwhile; empty when nothing could run.
         """
         self._expire()
         plan = self.scheduler.plan()
-        if plan is not None:
-            self._in_flight.append((plan, self._runner.launch(plan)))
-        output = StepOutput(self.num_steps)
-        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
-            settled, launched = self._in_flight.popleft()
-            output = self.scheduler.settle(settled, launched.sampled())
-            self.num_steps = settled.number
+        launched = None if plan is None else self._runner.launch(plan)
+        output = self._settle()
+        if plan is not None and launched is not None:
+            if plan.constrained:
+                launched.sample(self._make_masks(plan))
+            self._in_flight = plan, launched
+            if not self._async:
+                output = self._settle()
         output.finished += self._ended
         self._ended = []
         self._with_deadline.difference_update(output.finished)
         return output
+
+    def _settle(self) -> StepOutput:
+        """Waits for the step in flight, if there is one."""
+        if self._in_flight is None:
+            return StepOutput(self.num_steps)
+        plan, launched = self._in_flight
+        self._in_flight = None
+        self.num_steps = plan.number
+        return self.scheduler.settle(plan, launched.sampled())
+
+    def _make_masks(self, plan: StepPlan) -> NDArray[np.int32]:
+        """The masks of a launched plan. Ends sequences to which nothing can be added; their samples are dropped."""
+        masks = self._masks.fill(plan)
+        for seq, error in masks.ended:
+            seq.error = error
+            self.cancel(seq, FinishReason.ERROR if error else FinishReason.STOP)
+        return masks.bitmask
 
     def watch(self, on_failure: Callable[[Exception], None]) -> None:
         """Calls ``on_failure``, on any thread, when steps can run no more; a step that runs then raises too."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from protos import worker_pb2
 from worker.engine import Engine
+from worker.prefix_changes import PrefixChanges
 from worker.scheduler import StepOutput
 from worker.sequence import FinishReason, Sequence
 
@@ -21,6 +22,8 @@ class EngineLoop:
     Args:
         engine: built, and not yet running.
         on_output: called on the event loop after every step, with the load it left.
+        on_prefix_changes: called on the event loop after steps that changed what the prefix cache knows, before their
+            output; only while it is watched.
         on_failure: called on the event loop once, when a step raised or the engine was lost; it is dead from then on.
     """
 
@@ -28,12 +31,14 @@ class EngineLoop:
         self,
         engine: Engine,
         on_output: Callable[[StepOutput, worker_pb2.Load], None],
+        on_prefix_changes: Callable[[PrefixChanges], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._engine = engine
         self._on_output = on_output
+        self._on_prefix_changes = on_prefix_changes
         self._on_failure = on_failure
-        # Bounded by the slots that the server gives out: an add and a cancel for each.
+        # Bounded by the slots that the server gives out, an add and a cancel for each, and by its streams.
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,6 +82,14 @@ class EngineLoop:
         """Ends a sequence before the next step."""
         self._commands.put(lambda: self._engine.cancel(seq, reason))
 
+    def watch_prefixes(self, on_snapshot: Callable[[list[bytes]], None]) -> None:
+        """Calls ``on_snapshot`` on the event loop with all names that the prefix cache knows; all changes follow it."""
+        self._commands.put(lambda: self._snapshot(on_snapshot))
+
+    def unwatch_prefixes(self) -> None:
+        """Nobody wants to hear of changes any more."""
+        self._commands.put(self._engine.scheduler.pool.stop_recording)
+
     def _run(self) -> None:
         assert self._loop is not None
         try:
@@ -84,6 +97,7 @@ class EngineLoop:
                 self._step_started = time.monotonic()
                 output = self._engine.step()
                 self._step_started = None
+                self._hand_out_changes()
                 self._loop.call_soon_threadsafe(self._on_output, output, self._load())
         except Exception as error:  # whatever a step raises, the requests must hear of it
             logger.exception("engine step failed")
@@ -105,6 +119,18 @@ class EngineLoop:
             if command is None:
                 return False
             command()
+
+    def _snapshot(self, on_snapshot: Callable[[list[bytes]], None]) -> None:
+        assert self._loop is not None
+        self._hand_out_changes()  # they are in the snapshot: to tell of them after it would be wrong
+        pool = self._engine.scheduler.pool
+        pool.record_changes()
+        self._loop.call_soon_threadsafe(on_snapshot, pool.names())
+
+    def _hand_out_changes(self) -> None:
+        assert self._loop is not None
+        if changes := self._engine.scheduler.pool.take_changes():
+            self._loop.call_soon_threadsafe(self._on_prefix_changes, changes)
 
     def _load(self) -> worker_pb2.Load:
         scheduler = self._engine.scheduler

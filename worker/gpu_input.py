@@ -86,6 +86,10 @@ class GpuInputBuilder:
         positions[:count], positions[count:] = plan.starts, -1
         np.add(positions, 1, out=contexts)
         new_places, new_blocks = self._new_blocks(plan)
+        if len(new_places) > places:  # sequences that begin with all but one token cached
+            sent_places, sent_blocks = _send([new_places, new_blocks], self.device)
+            update_tables(sent_places, sent_blocks, self._tables)
+            new_places, new_blocks = [], []
         place[: len(new_places)], place[len(new_places) :] = new_places, -1
         block[: len(new_blocks)] = new_blocks
         packed[6 * places :] = _tile_starts(contexts)
@@ -153,7 +157,7 @@ def _tile_starts(contexts: np.ndarray) -> np.ndarray:
 
 def send(packed: np.ndarray, to: torch.Tensor) -> None:
     """Copies integers to the GPU, from memory that stays untouched until the copy is done."""
-    host = torch.empty(len(packed), dtype=torch.int32, pin_memory=True)
+    host = torch.empty(len(packed), dtype=torch.int32, pin_memory=to.is_cuda)
     host.numpy()[:] = packed
     to.copy_(host, non_blocking=True)
 

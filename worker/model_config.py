@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from worker.quantization import Quantization
+
 
 class UnsupportedModel(ValueError):
     """The model needs something that is not built; the message names it and what is supported."""
@@ -70,6 +72,7 @@ class ModelConfig:
         attention_softcap, logit_softcap: s * tanh(x / s) of scores and of logits; None is off.
         activation: of the gate: silu or gelu_tanh.
         experts: replaces the feed-forward layers.
+        quantization: of the linear layers' weights; None: they have the model's dtype.
     """
 
     architecture: str
@@ -95,6 +98,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     activation: str = "silu"
     experts: ExpertsConfig | None = None
+    quantization: Quantization | None = None
 
     def window(self, layer: int) -> int | None:
         """Tokens that a query of this layer sees, itself included, or None for all."""

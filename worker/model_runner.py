@@ -2,20 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.logit_adjustments import adjust_logits
 from kernels.logprobs import token_logprobs
 from kernels.sampling import sample
-from worker.decode_graphs import DecodeGraphs
+from kernels.token_bitmask import TokenBitmask
 from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
 from worker.scheduler import PromptRow, Sampled, StepPlan, prompt_logit_pieces
 from worker.sequence import TokenLogprobs
-from worker.step_input import InputBuilder, build_adjustments, build_sampling
+from worker.step_input import InputBuilder, build_adjustments, build_bitmask, build_sampling
 from worker.token_history import TokenHistory
+
+if TYPE_CHECKING:
+    from worker.decode_graphs import DecodeGraphs
 
 
 class ModelRunner:
@@ -40,7 +46,7 @@ class ModelRunner:
         max_num_seqs: int,
         vocab_size: int,
         device: torch.device,
-        graphs: DecodeGraphs | None = None,
+        graphs: "DecodeGraphs | None" = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -51,7 +57,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Starts a step: at once on a GPU, to its end on a CPU."""
+        """Starts a step: at once on a GPU, to its end, or to its sampling, on a CPU."""
         result = StepResult()
         replayed = self.graphs.replay(plan) if self.graphs is not None else None
         if replayed is not None:
@@ -64,18 +70,36 @@ class ModelRunner:
             if plan.samples:
                 logits = self.model.logits(hidden.index_select(0, step.sample_tokens))
         self.history.begin(plan.histories)
-        if plan.samples:
-            ids = self._sample(plan, logits, result)
-            self.inputs.last_tokens.index_copy_(0, rows, ids)
+        if plan.constrained:
+            result.go_on = lambda bitmask: self._finish(
+                plan, logits, rows, build_bitmask(plan.constrained, bitmask, self.device), result
+            )
+        elif plan.samples:
+            self._finish(plan, logits, rows, None, result)
+        else:
+            self._record(result)
+        return result
+
+    @torch.inference_mode()
+    def _finish(
+        self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor, mask: TokenBitmask | None, result: "StepResult"
+    ) -> None:
+        """Samples, and keeps the ids for the next step."""
+        ids = self._sample(plan, logits, mask, result)
+        self.inputs.last_tokens.index_copy_(0, rows, ids)
+        self._record(result)
+
+    def _record(self, result: "StepResult") -> None:
         if self.device.type == "cuda":
             result.copied = torch.cuda.Event()
             result.copied.record()
-        return result
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor, result: "StepResult") -> torch.Tensor:
+    def _sample(
+        self, plan: StepPlan, logits: torch.Tensor, mask: TokenBitmask | None, result: "StepResult"
+    ) -> torch.Tensor:
         """Samples an id for each row, [samples] int64, and sends what the host is to know on its way."""
         rows = [plan.rows[index] for index in plan.samples]
-        rules = build_adjustments(plan.sampling, self.history.penalties(plan.sampling, rows), self.device)
+        rules = build_adjustments(plan.sampling, self.history.penalties(plan.sampling, rows), mask, self.device)
         adjusted = logits if rules is None else adjust_logits(logits, rules)
         ids = sample(adjusted, build_sampling(plan.sampling, self.device))
         self.history.count(plan.sampling, rows, ids)
@@ -140,6 +164,13 @@ class StepResult:
         self.top_counts: dict[int, int] = {}  # of the samples with log-probabilities
         self.prompt_logprobs: list[list[LogprobColumns]] = []
         self.copied: torch.cuda.Event | None = None
+        self.go_on: Callable[[NDArray[np.int32]], None] | None = None  # what is left of a step that waits for masks
+
+    def sample(self, bitmask: NDArray[np.int32]) -> None:
+        """Goes on with a step that waits for the masks of its grammars, [constrained, words]."""
+        assert self.go_on is not None
+        self.go_on(bitmask)
+        self.go_on = None
 
     def sampled(self) -> Sampled:
         """Waits for the copies and returns the values."""

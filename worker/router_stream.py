@@ -1,13 +1,17 @@
 """The worker's end of one router's stream: slots, credits, and what is pending for the next message."""
 
 import asyncio
+import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
 
-from protos import worker_pb2
+from protos import sampling_pb2, worker_pb2
 from worker.engine import EngineLimits
+from worker.grammar import Constraint
+from worker.kv_event_feed import MAX_NAMES, KvEventFeed
+from worker.prefix_changes import PrefixChanges
 from worker.sequence import Sequence, TokenLogprobs
 from worker.wire import REASONS, InvalidSubmit, logprobs_message, sequence_of, usage_of
 
@@ -31,7 +35,10 @@ class RouterStream:
     Args:
         limits: the engine's limits.
         max_slots: sequences that this stream may have at once.
-        submit, cancel: hand a sequence to the engine, or end it there; ``submit`` returns why it cannot, if it cannot.
+        epoch: the worker's.
+        submit, cancel: hand a sequence, and what its output must be, to the engine, or end it there; ``submit`` returns
+            why it cannot, if it cannot.
+        subscribe: has ``prefix_snapshot`` called, and ``prefix_changed`` from there on.
         describe_step: (steps ended, seconds of the running step), for Pong.
     """
 
@@ -39,14 +46,17 @@ class RouterStream:
         self,
         limits: EngineLimits,
         max_slots: int,
-        submit: Callable[["RouterStream", Sequence], "worker_pb2.Rejected.Reason | None"],
+        epoch: int,
+        submit: Callable[["RouterStream", Sequence, Constraint | None], "worker_pb2.Rejected.Reason | None"],
         cancel: Callable[[Sequence], None],
+        subscribe: Callable[["RouterStream"], None],
         describe_step: Callable[[], tuple[int, float]],
     ) -> None:
         self._limits = limits
         self._max_slots = max_slots
         self._submit_to_engine = submit
         self._cancel_in_engine = cancel
+        self._subscribe = subscribe
         self._describe_step = describe_step
         self._sequences: dict[Slot, Sequence] = {}
         self._slots: dict[Sequence, Slot] = {}
@@ -58,6 +68,7 @@ class RouterStream:
         self._prompt_logprobs: list[worker_pb2.RowLogprobs] = []
         self._admitted: list[worker_pb2.Admitted] = []
         self._finished: list[worker_pb2.FinishedSlot] = []
+        self._kv_events = KvEventFeed(epoch, MAX_NAMES)
         self._step = 0
         self._load = worker_pb2.Load()
         self._closing = False
@@ -85,6 +96,9 @@ class RouterStream:
                     self._wake.set()
                 case "ping":
                     self._reply(worker_pb2.WorkerMessage(pong=self._pong(message.ping.nonce)))
+                case "subscribe_kv_events":
+                    if self._kv_events.ask():
+                        self._subscribe(self)
                 case other:
                     logger.warning("router sent a message that this version does not know: %s", other)
         self.close()
@@ -96,7 +110,7 @@ class RouterStream:
         except InvalidSubmit as error:
             self._reject(slot, worker_pb2.Rejected.REASON_INVALID, str(error))
             return
-        refusal = self._submit_to_engine(self, seq)
+        refusal = self._submit_to_engine(self, seq, _constraint(submit.sampling))
         if refusal is not None:
             self._reject(slot, refusal, "")
             return
@@ -114,8 +128,10 @@ class RouterStream:
             raise InvalidSubmit(f"slot {submit.slot} is in use")
         return sequence_of(submit, self._limits)
 
-    def _reject(self, slot: Slot, reason: "worker_pb2.Rejected.Reason", message: str) -> None:
-        rejected = worker_pb2.Rejected(slot=slot.number, generation=slot.generation, reason=reason, message=message)
+    def _reject(self, slot: Slot, reason: "worker_pb2.Rejected.Reason", message: str, field: str = "") -> None:
+        rejected = worker_pb2.Rejected(
+            slot=slot.number, generation=slot.generation, reason=reason, message=message, field=field
+        )
         self._reply(worker_pb2.WorkerMessage(rejected=rejected))
 
     def _pong(self, nonce: int) -> worker_pb2.Pong:
@@ -127,6 +143,12 @@ class RouterStream:
         self._wake.set()
 
     # ---- from the engine ----
+
+    def refuse(self, seq: Sequence, field: str, message: str) -> None:
+        """A field of the sequence's Submit turned out wrong before it ran."""
+        slot = self._slots.pop(seq)
+        del self._sequences[slot]
+        self._reject(slot, worker_pb2.Rejected.REASON_INVALID, message, field)
 
     def admitted(self, seq: Sequence) -> None:
         """The sequence began to run."""
@@ -157,8 +179,8 @@ class RouterStream:
                 )
             )
 
-    def finished(self, seq: Sequence, error: str = "") -> None:
-        """The sequence ended."""
+    def finished(self, seq: Sequence, error: str = "", field: str = "") -> None:
+        """The sequence ended; for ERROR, with what went wrong and which field of the request is to blame, if one is."""
         slot = self._slots.pop(seq, None)
         if slot is None:
             return
@@ -170,10 +192,21 @@ class RouterStream:
             reason=REASONS[seq.finish_reason],
             usage=usage_of(seq),
             error=error,
+            field=field,
         )
         if seq.stop_token_id is not None:
             row.stop_token_id = seq.stop_token_id
         self._finished.append(row)
+
+    def prefix_snapshot(self, names: list[bytes]) -> None:
+        """All names that the prefix cache knows."""
+        self._kv_events.restart(names)
+        self._wake.set()
+
+    def prefix_changed(self, changes: PrefixChanges) -> None:
+        """What changed in the prefix cache since the last call."""
+        self._kv_events.add(changes)
+        self._wake.set()
 
     def step_ended(self, step: int, load: worker_pb2.Load) -> None:
         """All that a step produced was handed over; what is pending may go out."""
@@ -197,6 +230,10 @@ class RouterStream:
                 self._credit -= 1
                 yield worker_pb2.WorkerMessage(step_batch=self._take_batch())
                 continue
+            if self._credit and self._kv_events.has_pending:
+                self._credit -= 1
+                yield worker_pb2.WorkerMessage(kv_events=self._kv_events.take())
+                continue
             if self._closing:
                 return
             self._wake.clear()
@@ -219,3 +256,15 @@ class RouterStream:
         )
         self._rows, self._logprobs, self._prompt_logprobs, self._admitted, self._finished = {}, [], [], [], []
         return batch
+
+
+def _constraint(sampling: sampling_pb2.SamplingParams) -> Constraint | None:
+    """What the output must be, if anything."""
+    kind = sampling.WhichOneof("constraint")
+    if kind is None:
+        return None
+    if kind == "json_object":
+        return Constraint(kind)
+    if kind == "choices":
+        return Constraint(kind, json.dumps(list(sampling.choices.texts)))
+    return Constraint(kind, getattr(sampling, kind))

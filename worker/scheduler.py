@@ -6,16 +6,23 @@
 
 A step may be planned before the one before it is settled. A sequence whose newest token is still being sampled is
 planned as if it went on; when that token turns out to end it, what the next step sampled for it is dropped.
+
+Sequences are served by priority, then by arrival. The waiting and the running ones are kept in that order, so that the
+last running one is always the one to preempt.
 """
 
 from array import array
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from protos.prefix import extend_chain
 from worker.block_pool import BlockPool
 from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, TokenLogprobs, token_array
+
+if TYPE_CHECKING:
+    from worker.grammar import Automaton
 
 
 class SampleRow(NamedTuple):
@@ -82,6 +89,7 @@ class StepPlan:
         device_tokens: indices into ``token_ids`` whose id is the last one sampled for the row.
         samples: indices of the sequences that get a next token.
         sampling: how, for each of them.
+        constrained: indices of the samples whose sequences follow a grammar.
         started_rows: rows that were given to a sequence in this step.
         histories: sequences with penalties that were given their row in this step.
         prompt_logprobs: indices of the sequences of which the computed tokens' log-probabilities are wanted.
@@ -98,6 +106,7 @@ class StepPlan:
     device_tokens: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     sampling: list[SampleRow] = field(default_factory=list)
+    constrained: list[int] = field(default_factory=list)
     started_rows: list[int] = field(default_factory=list)
     histories: list[History] = field(default_factory=list)
     prompt_logprobs: list[PromptRow] = field(default_factory=list)
@@ -126,6 +135,7 @@ class StepOutput:
 
 
 _NO_TOKENS: list[int] = []
+_TURN = attrgetter("turn")
 
 # Prompt tokens whose logits are held at once: each takes as many floats as the vocabulary has tokens.
 _PROMPT_LOGITS_AT_ONCE = 64
@@ -147,6 +157,7 @@ class Scheduler:
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in a step, at least ``max_num_seqs``.
         long_prefill_token_threshold: most prompt tokens of one sequence in a step; 0 is no limit.
+        max_num_prefill_tokens_with_decodes: most prompt tokens in a step in which sequences decode; 0 is no limit.
     """
 
     def __init__(
@@ -156,16 +167,19 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         long_prefill_token_threshold: int = 0,
+        max_num_prefill_tokens_with_decodes: int = 0,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.long_prefill_token_threshold = long_prefill_token_threshold
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in order of admission
+        self.max_num_prefill_tokens_with_decodes = max_num_prefill_tokens_with_decodes
+        self.waiting: list[Sequence] = []  # both in the order of their turns
+        self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._arrivals = 0
         self._step = 0
 
     @property
@@ -179,7 +193,9 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence."""
-        self.waiting.append(seq)
+        seq.turn = (seq.priority, self._arrivals)
+        self._arrivals += 1
+        insort(self.waiting, seq, key=_TURN)
 
     def cancel(self, seq: Sequence, reason: FinishReason) -> bool:
         """Ends a sequence now. False when it had ended already."""
@@ -208,9 +224,15 @@ class Scheduler:
             if length >= seq.last_len or (pending and seq.sampling.needs_known_tokens):
                 continue  # a pending token will be its last one, or must be known first
             (decodes if length - seq.num_computed == 1 else prefills).append(seq)
-        for seq in (*decodes, *prefills):
+        for seq in decodes:
             # A sequence may have been preempted meanwhile for one before it.
             if budget and seq.status is SequenceStatus.RUNNING and self._grow(seq):
+                work[seq] = self._advance(seq, budget)
+                budget -= work[seq]
+        if work and self.max_num_prefill_tokens_with_decodes:
+            budget = min(budget, self.max_num_prefill_tokens_with_decodes)
+        for seq in prefills:
+            if budget and seq.status is SequenceStatus.RUNNING:
                 work[seq] = self._advance(seq, budget)
                 budget -= work[seq]
 
@@ -255,12 +277,23 @@ class Scheduler:
             if token_id in seq.stop_token_ids:
                 seq.stop_token_id = token_id
                 self._finish(seq, FinishReason.STOP)
+            elif seq.automaton is not None and not self._follow(seq, seq.automaton, token_id):
+                pass  # it has ended
             elif len(seq.tokens) >= seq.last_len:
                 self._finish(seq, FinishReason.LENGTH)
             else:
                 continue
             output.finished.append(seq)
         return output
+
+    def _follow(self, seq: Sequence, automaton: "Automaton", token_id: int) -> bool:
+        """Tells the sequence's grammar its newest token. False: that ended the sequence."""
+        if not automaton.accept(token_id):
+            seq.error = f"{automaton.constraint.kind} cannot be followed further: {automaton.failure}"
+            self._finish(seq, FinishReason.ERROR)
+        elif automaton.complete:
+            self._finish(seq, FinishReason.STOP)
+        return not seq.finished
 
     def _admit(self, seq: Sequence) -> bool:
         """Moves the first waiting sequence to the running ones, with blocks for all its tokens. False: it must wait."""
@@ -273,7 +306,7 @@ class Scheduler:
         missing = self._blocks_for(seq.total_len) - len(cached)
         if missing > self.pool.num_available - self.pool.num_unreferenced(cached):
             return False
-        self.waiting.popleft()
+        del self.waiting[0]
         self.pool.share(cached)
         seq.blocks = cached + self.pool.allocate(missing)
         seq.num_computed = len(cached) * self.block_size
@@ -282,14 +315,14 @@ class Scheduler:
             seq.num_cached_tokens = seq.num_computed
         seq.row = self._free_rows.pop()
         seq.status = SequenceStatus.RUNNING
-        self.running.append(seq)
+        insort(self.running, seq, key=_TURN)
         return True
 
     def _grow(self, seq: Sequence) -> bool:
-        """Makes room for the sequence's newest token, preempting the newest sequences. False: it had to go itself.
+        """Makes room for the sequence's newest token, preempting those whose turn is last. False: it had to go itself.
 
-        A sequence that is in the step already is never preempted: decodes are visited oldest first, and prompts in
-        progress, which come after them, have all their blocks.
+        A sequence that is in the step already is never preempted: decodes are visited in the order of their turns, and
+        prompts in progress, which come after them, have all their blocks.
         """
         missing = self._blocks_for(len(seq.tokens) + seq.num_pending) - len(seq.blocks)
         if missing <= 0:
@@ -342,6 +375,8 @@ class Scheduler:
                 token_ids.extend(tokens[start:end])
             if end == len(tokens) + seq.num_pending:
                 banned = seq.banned_tokens() if params.bans_tokens else _NO_TOKENS
+                if seq.automaton is not None:
+                    plan.constrained.append(len(samples))
                 samples.append(place)
                 sampling.append(SampleRow(params, end - seq.output_start, banned))
                 seq.num_pending += 1
@@ -365,7 +400,7 @@ class Scheduler:
             plan.prompt_logprobs.append(PromptRow(place, first, targets, top_count))
 
     def _preempt(self, seq: Sequence) -> None:
-        """Takes a running sequence's blocks and puts it back to the front of the queue, to be computed again.
+        """Takes a running sequence's blocks and puts it back into the queue, to be computed again when its turn comes.
 
         What it had committed stays in the prefix cache as long as nobody needs the blocks.
         """
@@ -373,7 +408,7 @@ class Scheduler:
         self._leave(seq)
         seq.num_computed = 0
         seq.status = SequenceStatus.WAITING
-        self.waiting.appendleft(seq)
+        insort(self.waiting, seq, key=_TURN)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.status is SequenceStatus.RUNNING:

@@ -3,6 +3,10 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # ranks follow no grammar, and need not load what does
+    from worker.grammar import Automaton
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,9 @@ class Sequence:
         max_tokens: most output tokens, ``num_emitted`` included.
         cache_root: root of the block hash chain.
         deadline: monotonic seconds, or None.
+        priority: its class; lower ones run first.
+        skip_reading_prefix_cache: compute the whole prompt, even if a prefix of it is cached.
+        turn: (priority, number of its arrival): the order in which sequences are served. Set by the scheduler.
         blocks: ids of the blocks that hold its keys and values, in order.
         block_names: hash-chain names of the leading full blocks of known tokens.
         num_committed: how many of ``blocks`` are known to the prefix cache, or were found there.
@@ -99,6 +106,9 @@ class Sequence:
         num_cached_tokens: prompt tokens found in the prefix cache when it first ran.
         num_prompt_logprobs: prompt tokens whose log-probabilities were planned; the first one, which has none, counts.
         row: its place in the device's per-sequence buffers while it runs, else -1.
+        automaton: what its output must be; it has taken all output tokens that the host knows, also while the sequence
+            waits to be computed again.
+        error: for the finish reason ERROR, what the request is to blame for.
     """
 
     request_id: str
@@ -109,6 +119,9 @@ class Sequence:
     num_emitted: int = 0
     cache_root: bytes = b""
     deadline: float | None = None
+    automaton: "Automaton | None" = None
+    priority: int = 0
+    skip_reading_prefix_cache: bool = False
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_prompt_tokens: int = field(init=False)
@@ -122,8 +135,10 @@ class Sequence:
     num_cached_tokens: int | None = None
     num_prompt_logprobs: int = 1
     row: int = -1
+    turn: tuple[int, int] = (0, 0)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    error: str = ""
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
@@ -143,7 +158,7 @@ class Sequence:
     @property
     def reads_prefix_cache(self) -> bool:
         """Whether a cached prefix may stand in for its prompt: not when the prompt's logits are wanted."""
-        return self.sampling.prompt_logprobs is None
+        return self.sampling.prompt_logprobs is None and not self.skip_reading_prefix_cache
 
     def banned_tokens(self) -> list[int]:
         """Token ids that must not come next; needs all tokens to be known if there are long bad words."""

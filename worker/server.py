@@ -13,13 +13,15 @@ from grpc.aio import ServicerContext
 from protos import worker_pb2, worker_pb2_grpc
 from worker.engine import Engine, EngineLimits
 from worker.engine_loop import EngineLoop
+from worker.grammar import Constraint, GrammarCompiler, GrammarError
+from worker.prefix_changes import PrefixChanges
 from worker.router_stream import RouterStream
 from worker.scheduler import StepOutput
 from worker.sequence import FinishReason, Sequence, SequenceStatus
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Serving:
     loop: EngineLoop
     limits: EngineLimits
     max_slots: int
+    grammars: GrammarCompiler
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -43,20 +46,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._epoch = secrets.randbits(63) | 1
         self._serving: Serving | None = None
         self._streams: set[RouterStream] = set()
+        self._subscribers: set[RouterStream] = set()
         self._owners: dict[Sequence, RouterStream] = {}
+        self._compiling: dict[Sequence, asyncio.Task[None]] = {}
         self._load = worker_pb2.Load()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self.failed = asyncio.Event()
 
-    def start(self, engine: Engine, limits: EngineLimits) -> None:
+    def start(self, engine: Engine, limits: EngineLimits, grammars: GrammarCompiler) -> None:
         """Starts the engine's thread and accepts streams from here on."""
         # A few more slots than can run, so that a sequence that ends is followed at once.
         max_slots = limits.max_num_seqs + max(4, limits.max_num_seqs // 4)
-        loop = EngineLoop(engine, self._on_output, self._on_failure)
+        loop = EngineLoop(engine, self._on_output, self._on_prefix_changes, self._on_failure)
         self._load = loop.start()
-        self._serving = Serving(loop, limits, max_slots)
+        self._serving = Serving(loop, limits, max_slots, grammars)
 
     async def drain(self, grace: float) -> None:
         """Refuses new sequences, gives running ones ``grace`` seconds, then ends all streams and the engine."""
@@ -68,6 +73,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         for stream in self._streams:
             stream.close()
         if self._serving is not None:
+            self._serving.grammars.close()
             await asyncio.to_thread(self._serving.loop.stop, 1.0 if self.failed.is_set() else 5.0)
 
     async def Connect(
@@ -82,8 +88,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         stream = RouterStream(
             serving.limits,
             serving.max_slots,
+            self._epoch,
             self._submit,
-            serving.loop.cancel,
+            self._cancel,
+            self._subscribe,
             lambda: (serving.loop.step, serving.loop.step_age),
         )
         stream.step_ended(serving.loop.step, self._load)
@@ -98,8 +106,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         finally:
             reader.cancel()
             self._streams.discard(stream)
+            self._unsubscribe(stream)
             for seq in stream.sequences:
-                serving.loop.cancel(seq)
+                self._cancel(seq)
             logger.info("router %s disconnected, %d sequences cancelled", context.peer(), len(stream.sequences))
 
     def _hello(self, serving: "Serving") -> worker_pb2.Hello:
@@ -117,9 +126,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_slots=serving.max_slots,
+            takes_priorities=limits.takes_priorities,
         )
 
-    def _submit(self, stream: RouterStream, seq: Sequence) -> "worker_pb2.Rejected.Reason | None":
+    def _submit(
+        self, stream: RouterStream, seq: Sequence, constraint: Constraint | None
+    ) -> "worker_pb2.Rejected.Reason | None":
         serving = self._serving
         if serving is None or self._draining or self.failed.is_set():
             return worker_pb2.Rejected.REASON_DRAINING
@@ -127,8 +139,54 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             return worker_pb2.Rejected.REASON_FULL
         self._owners[seq] = stream
         self._idle.clear()
-        serving.loop.add(seq)
+        if constraint is None:
+            serving.loop.add(seq)
+        else:
+            self._compiling[seq] = asyncio.create_task(self._add_constrained(serving, seq, constraint))
         return None
+
+    async def _add_constrained(self, serving: Serving, seq: Sequence, constraint: Constraint) -> None:
+        """Adds a sequence once its grammar is compiled; refuses it when that cannot be done."""
+        try:
+            seq.automaton = await serving.grammars.automaton(constraint, seq.tokens[seq.output_start :])
+        except GrammarError as error:
+            self._disown(seq).refuse(seq, error.field, str(error))
+        else:
+            serving.loop.add(seq)
+        finally:
+            del self._compiling[seq]
+
+    def _cancel(self, seq: Sequence) -> None:
+        """Ends a sequence, in the engine or on its way there."""
+        assert self._serving is not None
+        task = self._compiling.get(seq)
+        if task is None:
+            self._serving.loop.cancel(seq)
+            return
+        task.cancel()
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason = FinishReason.CANCELLED
+        stream = self._disown(seq)
+        stream.finished(seq)
+        stream.step_ended(self._serving.loop.step, self._load)
+
+    def _subscribe(self, stream: RouterStream) -> None:
+        assert self._serving is not None
+        self._subscribers.add(stream)
+        self._serving.loop.watch_prefixes(stream.prefix_snapshot)
+
+    def _unsubscribe(self, stream: RouterStream) -> None:
+        if stream in self._subscribers and self._serving is not None:
+            self._subscribers.discard(stream)
+            if not self._subscribers:
+                self._serving.loop.unwatch_prefixes()
+
+    def _disown(self, seq: Sequence) -> RouterStream:
+        """The sequence is no more; returns the stream that it came through."""
+        stream = self._owners.pop(seq)
+        if not self._owners:
+            self._idle.set()
+        return stream
 
     def _on_output(self, output: StepOutput, load: worker_pb2.Load) -> None:
         if self.failed.is_set():
@@ -142,15 +200,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         for seq, first_index, token_ids in output.tokens:
             self._owners[seq].tokens(seq, first_index, token_ids)
         for seq in output.finished:
-            self._owners.pop(seq).finished(seq)
+            field = "" if seq.automaton is None or not seq.error else seq.automaton.constraint.field
+            self._owners.pop(seq).finished(seq, seq.error, field)
         self._load = load
         for stream in self._streams:
             stream.step_ended(output.number, load)
         if not self._owners:
             self._idle.set()
 
+    def _on_prefix_changes(self, changes: PrefixChanges) -> None:
+        for stream in self._subscribers:
+            stream.prefix_changed(changes)
+
     def _on_failure(self, error: BaseException) -> None:
         self.failed.set()
+        for task in self._compiling.values():
+            task.cancel()
         for seq, stream in self._owners.items():
             seq.status = SequenceStatus.FINISHED
             seq.finish_reason = FinishReason.ERROR

@@ -4,15 +4,14 @@ import logging
 import sys
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from tqdm import tqdm
 
 from worker.block_pool import BlockPool
 from worker.config import ConfigError, WorkerConfig
-from worker.decode_graphs import DecodeGraphs, graph_sizes
 from worker.engine import Engine, EngineLimits, Runner
-from worker.gpu_input import GpuInputBuilder
 from worker.kv_cache import KVCache, bytes_per_block
 from worker.loader import open_checkpoint
 from worker.loader.checkpoint import Checkpoint, manifest_hash
@@ -24,9 +23,13 @@ from worker.parallel.group import group_joined, leave_group
 from worker.parallel.ranks import Ranks
 from worker.parallel.runners import LeaderRunner
 from worker.parallel.shards import ALONE, Parallel, check_degree
+from worker.quantization import choose_quantization
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.step_input import HostInputBuilder, InputBuilder
+
+if TYPE_CHECKING:
+    from worker.decode_graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +67,12 @@ class Setup:
         )
 
 
-def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:
+def build_engine(config: WorkerConfig, checkpoint: Checkpoint | None = None) -> tuple[Engine, EngineLimits]:
     """Loads the model and builds an engine that has run its first step. The engine is to be closed in the end.
+
+    Args:
+        config: the settings.
+        checkpoint: the model, when it was opened already.
 
     Raises:
         ConfigError: a setting does not fit the model or the machine.
@@ -73,12 +80,14 @@ def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:
         RankFailed: a rank ended meanwhile.
     """
     started = time.monotonic()
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = checkpoint or open_checkpoint(config.model)
     setup = resolve(config, checkpoint)
     size = config.tensor_parallel_size
     architecture, dtype = checkpoint.config.architecture, _dtype_name(setup.dtype)
     ranks_text = f", {size} ranks" if size > 1 else ""
-    logger.info("model %s (%s), %s on %s%s", checkpoint.name, architecture, dtype, setup.device, ranks_text)
+    quantization = _model_config(config, checkpoint).quantization
+    form = f"{dtype}, weights {quantization.method}" if quantization else dtype
+    logger.info("model %s (%s), %s on %s%s", checkpoint.name, architecture, form, setup.device, ranks_text)
     if size == 1:
         built = _build(setup, checkpoint, None)
     else:
@@ -101,6 +110,7 @@ def build_engine(config: WorkerConfig) -> tuple[Engine, EngineLimits]:
 
 def resolve(config: WorkerConfig, checkpoint: Checkpoint) -> Setup:
     """Fills in the defaults that depend on the model or the machine. Raises ConfigError when a setting fits neither."""
+    _model_config(config, checkpoint)  # a --quantization that does not fit is refused before anything is built
     device = resolve_device(config.device, config.tensor_parallel_size)
     longest = checkpoint.config.max_position
     max_model_len = config.max_model_len or longest
@@ -149,14 +159,12 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         setup.max_num_seqs,
         setup.max_num_batched_tokens,
         config.long_prefill_token_threshold,
+        config.max_num_prefill_tokens_with_decodes,
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
-    if isinstance(inputs, GpuInputBuilder) and ranks is None and not config.enforce_eager:
-        graphs = DecodeGraphs(model, cache, inputs, graph_sizes(setup.max_num_seqs))
-        progress = Progress("capturing CUDA graphs", "graphs")
-        graphs.capture(progress.update)
-        progress.close()
+    if device.type == "cuda" and ranks is None and not config.enforce_eager:
+        graphs = _capture_graphs(model, cache, inputs, setup.max_num_seqs)
     own_runner = ModelRunner(model, cache, inputs, setup.max_num_seqs, model_config.vocab_size, device, graphs)
     runner: Runner = own_runner
     if ranks is not None:
@@ -175,6 +183,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         max_model_len=setup.max_model_len,
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens,
+        takes_priorities=config.scheduling_policy == "priority",
     )
     return engine, limits
 
@@ -182,9 +191,23 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
 def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:
     """What builds the steps' tensors on this device."""
     if device.type == "cuda":
+        from worker.gpu_input import GpuInputBuilder  # needs Triton, which a CPU does without
+
         max_blocks = -(-setup.max_model_len // cache.block_size)
         return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device)
     return HostInputBuilder(setup.max_num_seqs, cache.block_size, cache.key_tile, device)
+
+
+def _capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_num_seqs: int) -> "DecodeGraphs":
+    from worker.decode_graphs import DecodeGraphs, graph_sizes
+    from worker.gpu_input import GpuInputBuilder
+
+    assert isinstance(inputs, GpuInputBuilder)
+    graphs = DecodeGraphs(model, cache, inputs, graph_sizes(max_num_seqs))
+    progress = Progress("capturing CUDA graphs", "graphs")
+    graphs.capture(progress.update)
+    progress.close()
+    return graphs
 
 
 def resolve_device(name: str, ranks: int = 1) -> torch.device:
@@ -228,23 +251,31 @@ def load_model(
     parallel: Parallel = ALONE,
 ) -> tuple[CausalLM, str]:
     """A rank's share of the model with its weights on the device, and the hash of the whole model's manifest."""
+    model_config = _model_config(config, checkpoint)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            model = build_model(checkpoint.config, max_model_len, parallel)
+            model = build_model(model_config, max_model_len, parallel)
     finally:
         torch.set_default_dtype(default)
     if config.load_format == "dummy":
         fill_randomly(model, config.seed)
-        return model, manifest_hash(checkpoint.config, {})
+        return model, manifest_hash(model_config, {})
     if parallel.rank > 0:
         load_weights(model, checkpoint)
     else:
         progress = Progress("loading weights", "tensors")
         load_weights(model, checkpoint, progress.update)
         progress.close()
-    return model, manifest_hash(checkpoint.config, checkpoint.shapes())
+    return model, manifest_hash(model_config, checkpoint.entries)
+
+
+def _model_config(config: WorkerConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """The checkpoint's configuration with what --quantization adds to it. Raises ConfigError when they do not fit."""
+    model = checkpoint.config
+    found = choose_quantization(config.quantization, model.quantization, checkpoint.name, model.experts is not None)
+    return replace(model, quantization=found)
 
 
 def fitting_blocks(
@@ -268,10 +299,10 @@ def check_blocks(blocks: int, source: str, per_block: int, block_size: int, max_
     """Raises ConfigError when one sequence of ``max_model_len`` does not fit into the blocks that ``source`` gave."""
     needed = -(-max_model_len // block_size)
     if blocks < needed:
+        advice = f"lower --max-model-len to {blocks * block_size} or raise the size" if blocks else "raise the size"
         raise ConfigError(
             f"{source} gives {blocks} KV blocks of {block_size} tokens, but one sequence of --max-model-len "
-            f"{max_model_len} needs {needed} ({needed * per_block / 2**20:.0f} MiB); "
-            f"lower --max-model-len to {blocks * block_size} or raise the size"
+            f"{max_model_len} needs {needed} ({needed * per_block / 2**20:.0f} MiB); {advice}"
         )
 
 

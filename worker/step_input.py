@@ -4,11 +4,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.attention import AttentionBatch, HostLayout
 from kernels.logit_adjustments import Entries, LogitAdjustments, Penalties
 from kernels.sampling import SamplingBatch, random_key
+from kernels.token_bitmask import TokenBitmask
 from worker.scheduler import SampleRow, StepPlan
 from worker.sequence import SamplingParams
 
@@ -124,19 +127,20 @@ def build_sampling(rows: list[SampleRow], device: torch.device) -> SamplingBatch
 
 
 def build_adjustments(
-    rows: list[SampleRow], penalties: Penalties | None, device: torch.device
+    rows: list[SampleRow], penalties: Penalties | None, grammar: TokenBitmask | None, device: torch.device
 ) -> LogitAdjustments | None:
     """The rows' rules for single logits as tensors; None when no row has any.
 
     Args:
         rows: how each row is sampled.
         penalties: of those rows that have them.
+        grammar: the same.
         device: where the logits are.
     """
     bias = [(place, token, value) for place, row in enumerate(rows) for token, value in row.params.logit_bias]
     allowed = [(place, token) for place, row in enumerate(rows) for token in row.params.allowed_token_ids]
     banned = [(place, token) for place, row in enumerate(rows) for token in row.banned]
-    if not (bias or allowed or banned or penalties):
+    if not (bias or allowed or banned or penalties or grammar):
         return None
 
     def entries(pairs: list[tuple[int, int]]) -> Entries | None:
@@ -149,4 +153,18 @@ def build_adjustments(
     if biased is not None:
         values = torch.tensor([value for _, _, value in bias], dtype=torch.float32, device=device)
         biased = replace(biased, values=values)
-    return LogitAdjustments(bias=biased, allowed=entries(allowed), banned=entries(banned), penalties=penalties)
+    return LogitAdjustments(biased, entries(allowed), entries(banned), grammar, penalties)
+
+
+def build_bitmask(places: list[int], bitmask: NDArray[np.int32], device: torch.device) -> TokenBitmask:
+    """Grammars' masks as tensors, in one copy to the device.
+
+    Args:
+        places: the samples that have one.
+        bitmask: [places, words], as ``StepMasks`` has it.
+        device: where the logits are.
+    """
+    bits = torch.from_numpy(bitmask)
+    if device.type == "cuda":
+        bits = bits.pin_memory().to(device, non_blocking=True)
+    return TokenBitmask(torch.tensor(places, dtype=torch.int64, device=device), bits)

@@ -42,6 +42,8 @@ def sequence_of(submit: worker_pb2.Submit, limits: EngineLimits) -> Sequence:
     longest = length - submit.num_emitted + submit.max_tokens
     if longest > limits.max_model_len:
         raise InvalidSubmit(f"prompt and max_tokens need {longest} tokens of {limits.max_model_len}")
+    if submit.priority and not limits.takes_priorities:
+        raise InvalidSubmit(f"priority is {submit.priority}; this worker runs with --scheduling-policy fcfs")
     deadline = time.monotonic() + submit.time_left_ms / 1000 if submit.HasField("time_left_ms") else None
     return Sequence(
         request_id=submit.request_id,
@@ -52,6 +54,8 @@ def sequence_of(submit: worker_pb2.Submit, limits: EngineLimits) -> Sequence:
         num_emitted=submit.num_emitted,
         cache_root=chain_root(submit.cache_salt),
         deadline=deadline,
+        priority=submit.priority,
+        skip_reading_prefix_cache=submit.skip_reading_prefix_cache,
     )
 
 
@@ -97,11 +101,11 @@ def _sampling(submit: worker_pb2.Submit, vocab_size: int) -> SamplingParams:
     )
     ranges = {
         "temperature": (0, 100),
-        "top_p": (1e-9, 1),
+        "top_p": (math.ulp(0.0), 1),
         "min_p": (0, 1),
         "presence_penalty": (-100, 100),
         "frequency_penalty": (-100, 100),
-        "repetition_penalty": (1e-3, 1e3),
+        "repetition_penalty": (1e-2, 1e2),
     }
     for name, (low, high) in ranges.items():
         value = getattr(params, name)

@@ -14,6 +14,7 @@ from kernels.gpu.attention_layout import DECODE_TILE, GpuLayout
 from kernels.gpu.launch import dependent_launch, num_multiprocessors, wait_for_previous
 
 _PROGRAMS_PER_MULTIPROCESSOR = 2
+_STAGES = 3
 _MAX_SHARES = 128
 
 
@@ -162,7 +163,7 @@ def decode_attention(
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
         BLOCK_SIZE=key_cache.shape[1], TILE=DECODE_TILE, WINDOW=window or 0, SOFTCAP=softcap is not None,
         STEPS=11,  # enough for 1,024 sequences
-        STAGES=3, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
+        STAGES=_STAGES, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     _merge_kernel[(count, heads)](
         out, partial, stats, layout.decode_tiles, count, shares,

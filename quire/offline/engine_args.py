@@ -42,6 +42,8 @@ class EngineArgs:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
+    max_num_prefill_tokens_with_decodes: int = 0
+    scheduling_policy: str = "fcfs"
     async_scheduling: bool | None = None
     enforce_eager: bool = False
     block_size: int = 16

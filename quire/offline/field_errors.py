@@ -32,7 +32,7 @@ def naming_fields() -> Iterator[None]:
                 field = ours + field.removeprefix(wire)
                 break
         named = message if not field or message.startswith(field) else f"{field}: {message}"
-        raise ValueError(named) from error
+        raise ValueError(without_flags(named)) from error
 
 
 def without_flags(message: str) -> str:

@@ -18,7 +18,7 @@ from quire.offline.interrupts import after_this
 from quire.offline.outputs import RequestOutput
 from quire.offline.prompts import ChatPrompt, Prompt, put_prompt
 from quire.offline.request_record import RequestRecord
-from quire.offline.sampling_params import SamplingParams
+from quire.offline.sampling_params import SamplingParams, is_whole
 from router.prompt import encode_prompt, encode_words
 from router.request import Choice, Request
 from router.submission import submission
@@ -81,33 +81,37 @@ class LLMEngine:
             )
         return cls(tokenizer, engine, limits)
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> None:
         """Queues a request, whose outputs come out of ``step``.
 
         Args:
             request_id: names it in outputs and ``abort_request``; unique among unfinished requests.
             prompt: a text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
             params: how it is sampled and when it ends.
+            priority: lower ones run first; not 0 only with ``scheduling_policy="priority"``.
 
         Raises:
             ValueError: something in it is wrong, or does not fit the model; the message names the field.
             RuntimeError: the engine is closed or failed.
         """
-        self.start(self.prepare(request_id, prompt, params))
+        self.start(self.prepare(request_id, prompt, params, priority))
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> RequestRecord:
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> RequestRecord:
         """Checks and tokenizes a request, and starts nothing. Raises as ``add_request`` does."""
         arrival_time = time.monotonic()
         if not isinstance(request_id, str) or not request_id:
             raise ValueError(f"request_id is {request_id!r}; it must be a string that is not empty")
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params is {params!r}; it must be SamplingParams")
+        if not is_whole(priority, -(2**31), 2**31):
+            raise ValueError(f"priority is {priority!r}; it must be a whole number of 32 bits")
         message = params.to_request()
+        message.priority = priority
         message.request_id = request_id
         text = put_prompt(message, prompt)
         tokenizer, limits = self._tokenizer, self._limits
         with naming_fields():
-            checked = check_generate(message, tokenizer.eos_token_ids, limits.vocab_size)
+            checked = check_generate(message, tokenizer.eos_token_ids, limits.vocab_size, limits.takes_priorities)
             field, token_ids = encode_prompt(tokenizer, message, limits.max_model_len, limits.vocab_size)
             max_tokens = resolve_max_tokens(field, len(token_ids), checked.max_tokens, limits.max_model_len)
         request = Request(request_id, checked, deadline=None)
@@ -195,7 +199,7 @@ class LLMEngine:
         for seq in output.finished:
             if (choice := self._find(seq)) is not None and seq.finish_reason is not None:
                 del self._choices[seq]
-                choice.finish(usage_of(seq), REASONS[seq.finish_reason], seq.stop_token_id, "")
+                choice.finish(usage_of(seq), REASONS[seq.finish_reason], seq.stop_token_id, seq.error)
 
     def _find(self, seq: Sequence) -> Choice | None:
         """The choice that a sequence computes, unless nobody wants it any more. It now has something to tell."""

@@ -137,7 +137,7 @@ class SamplingParams:
             if value is None and name in _MAY_BE_NONE:
                 continue
             most = 2**64 if name == "seed" else _UINT32
-            _check(name, _is_whole(value, least, most), value, f"a whole number, at least {least} and below {most}")
+            _check(name, is_whole(value, least, most), value, f"a whole number, at least {least} and below {most}")
         for name in _FLAGS:
             _check(name, isinstance(getattr(self, name), bool), getattr(self, name), "True or False")
         for name in ("stop", "bad_words"):
@@ -156,7 +156,7 @@ class SamplingParams:
 
 def is_token_id(value: Any) -> bool:
     """Whether a value could be a token's id in some vocabulary."""
-    return _is_whole(value, 0, _UINT32)
+    return is_whole(value, 0, _UINT32)
 
 
 def _check(name: str, right: bool, value: object, wanted: str) -> None:
@@ -168,7 +168,8 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
-def _is_whole(value: Any, least: int, end: int) -> bool:
+def is_whole(value: Any, least: int, end: int) -> bool:
+    """Whether a value is an integer from ``least`` to below ``end``; True and False are none."""
     return not isinstance(value, bool) and isinstance(value, Integral) and least <= int(value) < end
 
 

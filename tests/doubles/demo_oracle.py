@@ -76,7 +76,15 @@ class GreedyOracle:
 
     def __call__(self, prompt: list[int], max_tokens: int) -> Continuation:
         key = json.dumps(
-            [self._path.name, prompt, max_tokens, self._eos_token_id, torch.__version__, transformers.__version__]
+            [
+                self._path.name,
+                self._path.stat().st_size,
+                prompt,
+                max_tokens,
+                self._eos_token_id,
+                torch.__version__,
+                transformers.__version__,
+            ]
         )
         file = self._cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
         if not file.exists():

@@ -30,16 +30,23 @@ class Launched:
 
 
 class FakeRunner:
-    """Computes a step when it is launched, and checks that the plan keeps the rules."""
+    """Computes a step when it is launched, and checks that the plan keeps the rules.
 
-    def __init__(self, num_blocks: int, block_size: int, rows: int, budget: int) -> None:
+    Args:
+        budget: most tokens in a step.
+        with_decodes: most prompt tokens in a step in which sequences decode; 0 is no limit.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, rows: int, budget: int, with_decodes: int = 0) -> None:
         self.cache: list[int | None] = [None] * (num_blocks * block_size)
         self.block_size = block_size
         self.last: list[int | None] = [None] * rows
         self.budget = budget
+        self.with_decodes = with_decodes
 
     def launch(self, plan: StepPlan) -> Launched:
         assert len(plan.token_ids) == sum(plan.counts) <= self.budget, "token budget exceeded"
+        self._check_prompt_tokens(plan)
         assert len(set(plan.rows)) == len(plan.rows), "two sequences share a row"
         assert all(count > 0 for count in plan.counts)
         assert plan.counts == sorted(plan.counts, key=lambda count: count > 1), "single tokens must come first"
@@ -69,6 +76,17 @@ class FakeRunner:
         for index, token in zip(plan.samples, ids, strict=True):
             self.last[plan.rows[index]] = token
         return Launched(ids)
+
+    def _check_prompt_tokens(self, plan: StepPlan) -> None:
+        """Sequences decode when they have run before and all but one of their tokens are computed."""
+        samples, started = set(plan.samples), set(plan.started_rows)
+        decodes = [
+            count == 1 and place in samples and row not in started
+            for place, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True))
+        ]
+        prompt_tokens = sum(plan.counts) - sum(decodes)
+        if self.with_decodes and any(decodes):
+            assert prompt_tokens <= self.with_decodes, f"{prompt_tokens} prompt tokens join decodes"
 
     def watch(self, on_failure: Callable[[Exception], None]) -> None:
         self.on_failure = on_failure

@@ -86,7 +86,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.merge = merge
         self.reject = reject or []
         self.hello = {
-            "protocol_version": 1, "worker_id": "fake", "epoch": secrets.randbits(63), "model": "demo",
+            "protocol_version": 2, "worker_id": "fake", "epoch": secrets.randbits(63), "model": "demo",
             "manifest_hash": "m", "vocab_size": 49152, "block_size": 16, "num_blocks": 100, "max_model_len": 512,
             "max_num_seqs": 4, "max_num_batched_tokens": 512, "max_slots": 4, **hello,
         }  # fmt: skip

@@ -16,8 +16,6 @@ SUITE = Path(__file__).resolve().parents[1] / "conformance"
 
 # Features that are refused so far. A case that begins to pass must leave this list.
 NOT_YET = [
-    "test_structure.py::test_json_schema_output_fits_the_schema",
-    "test_structure.py::test_json_object_output_is_json",
     "test_structure.py::test_named_tool_choice",
 ]
 

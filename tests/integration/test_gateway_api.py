@@ -252,6 +252,14 @@ def test_errors_of_the_router_have_a_real_status(client, fake, failure, status, 
     assert failure.message in error.message or status == 500
 
 
+@pytest.mark.parametrize(("prompt", "param"), [([7, 8], "prompt.1"), ([[7], [8, 9]], "prompt.0.1")])
+def test_a_bad_token_is_named_by_its_place_in_the_body(client, fake, prompt, param):
+    fake.refusal = Failure(grpc.StatusCode.INVALID_ARGUMENT, "no such id", (bad_request("token_ids.ids[1]"),))
+    answer = client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
 def test_the_field_is_named_as_the_client_wrote_it(client, fake):
     details = (bad_request("stopping.max_tokens"), error_details_pb2.ErrorInfo(reason="CONTEXT_LENGTH_EXCEEDED"))
     fake.refusal = Failure(grpc.StatusCode.INVALID_ARGUMENT, "context is 2048 tokens", details)

@@ -7,7 +7,7 @@ from worker.config import WorkerConfig
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.startup import build_engine, resolve_dtype
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LENGTHS = (2, 17, 33, 61, 100, 200, 333, 520)
 

@@ -254,6 +254,10 @@ def test_a_wrong_request_is_refused_before_anything_runs(llm, engine):
         llm.chat([{"role": "", "content": "Hi"}], GREEDY)
     with pytest.raises(ValueError, match="request_id"):
         engine.add_request("", COUNTING, GREEDY)
+    with pytest.raises(ValueError, match="priority is 1"):
+        engine.add_request("a", COUNTING, GREEDY, priority=1)
+    with pytest.raises(ValueError, match="priority is 'high'"):
+        engine.add_request("a", COUNTING, GREEDY, priority="high")
     assert not engine.has_unfinished_requests()
     assert engine._engine.num_steps == before
 

@@ -213,7 +213,7 @@ async def test_other_ends_become_statuses(demo_tokenizer, reason, code, caplog):
 
 
 STRANGERS = [
-    {"protocol_version": 2},
+    {"protocol_version": 1},
     {"vocab_size": 100},
     {"max_slots": 0},
     {"manifest_hash": "another"},

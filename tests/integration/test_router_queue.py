@@ -37,6 +37,34 @@ async def test_requests_wait_their_turn_in_order(demo_tokenizer):
         assert [submit.request_id for submit in worker.submits] == ["0", "1", "2", "3", "4"]
 
 
+async def test_urgent_requests_go_first_where_workers_take_priorities(demo_tokenizer):
+    async with (
+        FakeWorker(max_slots=1, takes_priorities=True) as worker,
+        running_router(demo_tokenizer, worker) as client,
+    ):
+        worker.gate.clear()
+        tasks = []
+        for number, priority in enumerate((0, 7, 0, -2)):
+            tasks.append(
+                asyncio.create_task(client.generate(request_id=str(number), stopping=up_to(3), priority=priority))
+            )
+            await client.until_explained(lambda explained, number=number: explained.queued == number)
+        worker.gate.set()
+        await asyncio.gather(*tasks)
+        assert [(submit.request_id, submit.priority) for submit in worker.submits] == [
+            ("0", 0), ("3", -2), ("2", 0), ("1", 7),
+        ]  # fmt: skip
+
+
+async def test_a_priority_is_refused_where_workers_take_none(demo_tokenizer):
+    async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
+        failed = await failure(client.generate(priority=1))
+        assert (failed.code, failed.field) == (grpc.StatusCode.INVALID_ARGUMENT, "priority")
+        assert "--scheduling-policy priority" in failed.message
+        assert (await client.generate(priority=0, skip_reading_prefix_cache=True)).finished
+        assert [submit.skip_reading_prefix_cache for submit in worker.submits] == [True]
+
+
 async def test_full_queue_refuses_and_says_when_to_retry(demo_tokenizer):
     async with (
         FakeWorker(max_slots=1) as worker,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.doubles.quantized_model import write_awq, write_fp8, write_packed
 from tests.doubles.tiny_model import VOCAB, save_tiny
 from worker.config import ConfigError, WorkerConfig
 from worker.loader.checkpoint import CheckpointError
@@ -90,6 +91,36 @@ def test_ranks_compute_what_one_process_computes(tmp_path, generate, case):
     assert ((got_logits - logits).norm() / logits.norm()).item() < 1e-5
     assert got_limits == limits, "routers must not see a difference"
     assert got_preemptions == preemptions > 0
+
+
+QUANTIZED = {
+    # Of down_proj's 96 inputs, the second rank's begin within a group of 32, and within the only one of a channel.
+    "awq": ("Llama", {"attention_bias": True, "mlp_bias": True}, write_awq, {}),
+    "packed-channels-fused": ("Phi3", {"pad_token_id": 0}, write_packed, {"group": None, "symmetric": False}),
+    # Ranks round their own share of an activation: they agree to the last bit only where that is not divided.
+    "fp8": ("Qwen3", {"head_dim": 16}, write_fp8, {"skip": ("o_proj", "down_proj")}),
+}
+
+
+@pytest.mark.parametrize("case", QUANTIZED)
+def test_ranks_compute_what_one_process_computes_of_quantized_weights(tmp_path, generate, case):
+    family, changes, write, settings = QUANTIZED[case]
+    write(tmp_path, save_tiny(tmp_path, family, hidden_size=64, intermediate_size=96, **changes), **settings)
+    tokens, logits, limits, _ = generate(tmp_path)
+    got_tokens, got_logits, got_limits, _ = generate(tmp_path, tensor_parallel_size=2)
+    assert got_tokens == tokens
+    assert ((got_logits - logits).norm() / logits.norm()).item() < 1e-5
+    assert got_limits == limits
+
+
+def test_ranks_quantize_while_loading(tmp_path, generate):
+    """The first token's logits; later ones depend on how activations that the ranks divide were rounded."""
+    save_tiny(tmp_path, hidden_size=64, intermediate_size=96)
+    plain = generate(tmp_path)[1][0]
+    logits = generate(tmp_path, quantization="fp8")[1][0]
+    got = generate(tmp_path, quantization="fp8", tensor_parallel_size=2)[1][0]
+    assert ((logits - plain).norm() / plain.norm()).item() > 0.01
+    assert ((got - logits).norm() / logits.norm()).item() < 0.1
 
 
 def test_overlapped_steps_and_cached_prefixes(tmp_path, generate):

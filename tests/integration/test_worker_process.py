@@ -135,7 +135,8 @@ async def test_second_signal_ends_a_drain_at_once(model):
     [
         (["--tensor-parallel-size", "3"], "--tensor-parallel-size is 3"),
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size is 0"),
-        (["--quantization", "fp8"], "--quantization fp8 is not supported yet"),
+        (["--quantization", "gptq"], "--quantization gptq is not supported; use fp8 or awq"),
+        (["--quantization", "awq"], "--quantization is awq, but"),
         (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8"),
         (["--max-model-len", "100000"], "--max-model-len is 100000"),
         (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
@@ -157,7 +158,7 @@ async def test_the_specified_deployment_line_is_understood(model):
     flags = [*line.split(), "--quantization", "fp8", "--dtype", "float16"]
     status, log = await ended(await start("--model", str(folder), *flags))
     assert status == 1
-    assert "not supported yet" in log
+    assert "--max-model-len is 8192, but" in log, "all but the test model's length fits"
 
 
 async def test_missing_model_and_busy_port(model, tmp_path):

@@ -9,11 +9,15 @@ import grpc
 import pytest
 
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
+from protos.prefix import block_hashes
 from tests.doubles.fake_runner import STOP, VOCAB, FakeRunner, next_token
+from tests.doubles.prefix_mirror import PrefixMirror, split
 from worker.block_pool import BlockPool
 from worker.engine import Engine, EngineLimits
+from worker.grammar import GrammarCompiler
 from worker.scheduler import Scheduler
 from worker.server import WorkerServicer
+from worker.vocabulary import VocabularyError
 
 LIMITS = EngineLimits("fake", "hash", VOCAB, 4, 64, 100, 4, 32)
 SLOTS = 8  # what a worker with four sequences gives out
@@ -110,7 +114,9 @@ async def worker():
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     servicer.runner, servicer.scheduler, servicer.port = runner, scheduler, port
-    servicer.begin = lambda: servicer.start(Engine(scheduler, runner), LIMITS)
+    servicer.begin = lambda: servicer.start(
+        Engine(scheduler, runner), LIMITS, GrammarCompiler(VocabularyError("the fake has none"), VOCAB)
+    )
     yield servicer
     await servicer.drain(0.1)
     await server.stop(None)
@@ -139,7 +145,7 @@ async def test_hello_then_tokens_then_finish(worker):
     worker.begin()
     async with connected(worker) as router:
         hello = router.hello
-        assert hello.protocol_version == 1
+        assert hello.protocol_version == 2
         assert hello.epoch != 0
         assert (hello.worker_id, hello.vocab_size, hello.block_size) == ("w0", VOCAB, 4)
         assert (hello.max_model_len, hello.max_slots) == (100, SLOTS)
@@ -182,6 +188,100 @@ async def test_without_credit_everything_is_merged(worker):
         assert list(batch.counts) == [20]
         assert list(batch.token_ids) == oracle(prompt, 20)
         assert batch.finished[0].usage.completion_tokens == 20
+
+
+async def test_a_cached_prefix_is_not_read_when_the_request_says_so(worker):
+    worker.begin()
+    async with connected(worker) as router:
+        await router.credit()
+        prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+        for generation, skip, cached in (
+            (1, True, 0),
+            (2, True, 0),
+            (3, False, 8),
+        ):  # the first one's blocks are stored
+            await router.submit(prompt, generation=generation, skip_reading_prefix_cache=skip)
+            tokens, finished, admitted = await router.until_finished()
+            assert [row.cached_tokens for row in admitted] == [cached]
+            assert finished[0].usage.cached_tokens == cached
+            assert tokens[0, generation] == oracle(prompt, 5)
+    await at_rest(worker)
+
+
+async def until_mirrored(worker, router, mirror):
+    """Reads until the mirror has the pool's names; the engine must be idle."""
+    while mirror.lost or mirror.names != set(worker.scheduler.pool.names()):
+        mirror.apply(await router.read("kv_events"))
+
+
+async def test_kv_events_tell_which_prefixes_are_cached(worker):
+    worker.begin()
+    async with connected(worker) as router, connected(worker) as deaf:
+        mirror = PrefixMirror()
+        await router.credit()
+
+        async def run(*prompts):
+            """Runs prompts; what comes of them goes to the mirror."""
+            for slot, prompt in enumerate(prompts):
+                run.generation += 1
+                await router.submit(prompt, slot=slot, generation=run.generation, max_tokens=9)
+            left = len(prompts)
+            while left:
+                message = await asyncio.wait_for(router.call.read(), 10)
+                if message.WhichOneof("message") == "kv_events":
+                    assert message.kv_events.epoch == router.hello.epoch
+                    mirror.apply(message.kv_events)
+                else:
+                    left -= len(message.step_batch.finished)
+
+        run.generation = 0
+        await run([1, 2, 3, 4, 5])
+        assert mirror.lost, "nobody asked"
+        await router.send(subscribe_kv_events=worker_pb2.SubscribeKvEvents())
+        await until_mirrored(worker, router, mirror)
+        assert mirror.names == set(worker.scheduler.pool.names()) != set()
+        for base in range(0, 40, 4):  # more than the pool holds: names come and go
+            await run(*([base + number] * 60 for number in range(4)))
+        await until_mirrored(worker, router, mirror)
+        worker.scheduler.pool.clear_cache()  # nothing runs: the engine's thread does not look
+        await run([7, 7, 7, 7, 7])
+        await until_mirrored(worker, router, mirror)
+        assert block_hashes(array("I", [7] * 4).tobytes(), 4)[0] in mirror.names
+        await router.send(subscribe_kv_events=worker_pb2.SubscribeKvEvents())
+        snapshot = await router.read("kv_events")
+        assert snapshot.snapshot
+        assert snapshot.sequence == mirror.sequence + 1
+        assert split(snapshot.stored) == mirror.names
+        await deaf.send(ping=worker_pb2.Ping(nonce=1))
+        await deaf.read("pong")  # and nothing before it: only who asks is told
+    await at_rest(worker)
+    for _ in range(200):
+        if worker.scheduler.pool._changes is None:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("changes are noted though nobody is left to hear of them")
+
+
+async def test_a_router_that_reads_no_kv_events_loses_them_and_may_begin_anew(worker, monkeypatch):
+    monkeypatch.setattr("worker.router_stream.MAX_NAMES", 6)
+    worker.begin()
+    async with connected(worker) as lazy, connected(worker) as busy:
+        mirror = PrefixMirror()
+        await lazy.send(subscribe_kv_events=worker_pb2.SubscribeKvEvents())
+        await lazy.credit(1)
+        mirror.apply(await lazy.read("kv_events"))
+        assert not mirror.lost
+        await busy.credit()
+        for generation in (1, 2):
+            await busy.submit([generation] * 40, generation=generation)
+            await busy.until_finished()
+        await lazy.credit()
+        mirror.apply(await lazy.read("kv_events"))
+        assert mirror.lost
+        await lazy.send(subscribe_kv_events=worker_pb2.SubscribeKvEvents())
+        await until_mirrored(worker, lazy, mirror)
+        assert len(mirror.names) >= 20
+    await at_rest(worker)
 
 
 async def test_cancel_is_acknowledged_with_usage_and_frees_blocks(worker):
@@ -246,6 +346,7 @@ SAMPLING = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "seed": 0}
         ({"max_tokens": 100}, "100"),
         ({"num_emitted": 1, "max_tokens": 1}, "num_emitted"),
         ({"num_emitted": 3}, "num_emitted"),
+        ({"priority": -1}, "--scheduling-policy fcfs"),
         ({"slot": SLOTS}, "slot"),
         ({"sampling": sampling_pb2.SamplingParams()}, "sampling.temperature is missing"),
         ({"sampling": sampling_pb2.SamplingParams(**{**SAMPLING, "temperature": float("nan")})}, "temperature"),

@@ -105,7 +105,7 @@ def test_a_refusal_is_shown_and_the_line_can_be_sent_again(
 ) -> None:
     api.status = 429
     say("hello", "hello")
-    assert chat.main(["--url", api.url]) == 0
+    assert chat.main(["--url", api.url]) == 1
     assert capsys.readouterr().err.count("429: the queue is full") == 2
     assert [len(body["messages"]) for body in api.bodies] == [1, 1]
 
@@ -125,7 +125,7 @@ def test_a_broken_answer_is_explained(
 ) -> None:
     api.events = events
     say("hello")
-    assert chat.main(["--url", api.url]) == 0
+    assert chat.main(["--url", api.url]) == 1
     assert message in capsys.readouterr().err
 
 

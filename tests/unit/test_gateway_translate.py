@@ -52,6 +52,7 @@ def test_every_field_arrives():
         stop_token_ids=[4, 5], ignore_eos=True, include_stop_str_in_output=True, cache_salt="salt", stream=True,
         add_generation_prompt=False, presence_penalty=-0.5, frequency_penalty=0.25, repetition_penalty=1.5,
         logit_bias={"17": -100, "0": 2.5}, allowed_token_ids=[17, 0], bad_words=["no", "not this"], min_tokens=3,
+        skip_reading_prefix_cache=True, priority=-4,
     )  # fmt: skip
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (
@@ -65,6 +66,7 @@ def test_every_field_arrives():
     assert stopping.ignore_eos
     assert stopping.include_stop_str_in_output
     assert (request.n, request.cache_salt, request.output.final_only) == (3, "salt", False)
+    assert (request.skip_reading_prefix_cache, request.priority) == (True, -4)
     assert request.chat.HasField("add_generation_prompt")
     assert not request.chat.add_generation_prompt
 
@@ -177,3 +179,55 @@ def test_tokenize_passes_its_options_on():
     request = tokenize_request(TokenizeBody.model_validate({"model": "m", "messages": HELLO}))
     assert request.chat.messages[0].content == "Hello"
     assert not request.HasField("add_special_tokens")
+
+
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"jsonObject": True}, "response_format"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+                }
+            },
+            {"jsonSchema": '{"type": "object"}'},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, {"jsonSchema": '{"type": "object"}'}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{}"}}, {"jsonSchema": "{}"}, "structured_outputs.json"),
+        ({"structured_outputs": {"json_object": True}}, {"jsonObject": True}, "structured_outputs.json_object"),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}, "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"choice": ["a", "b"]}},
+            {"choices": {"texts": ["a", "b"]}},
+            "structured_outputs.choice",
+        ),
+        ({"structured_outputs": {"grammar": "start: x"}}, {"grammar": "start: x"}, "structured_outputs.grammar"),
+        ({"guided_json": SCHEMA}, {"jsonSchema": '{"type": "object"}'}, "guided_json"),
+        ({"guided_regex": "a+"}, {"regex": "a+"}, "guided_regex"),
+        ({"guided_choice": ["a"]}, {"choices": {"texts": ["a"]}}, "guided_choice"),
+        ({"guided_grammar": "root ::= x"}, {"grammar": "root ::= x"}, "guided_grammar"),
+        ({"response_format": {"type": "text"}}, {}, None),
+        ({"structured_outputs": {"json_object": False}}, {}, None),
+    ],
+)
+def test_constraints_arrive_and_errors_find_their_way_back(fields, expected, param):
+    (completion,) = completions(**fields)
+    assert MessageToDict(chat(**fields).sampling) == MessageToDict(completion.sampling) == expected
+    if param is not None:
+        body = ChatBody.model_validate({"model": "m", "messages": HELLO, **fields})
+        field = chat(**fields).sampling.WhichOneof("constraint")
+        assert param_names(body)(f"sampling.{field}") == param
+        assert param_names(body)("sampling.temperature") == "temperature"
+    if "choice" in str(param):
+        assert param_names(body)("sampling.choices.texts[1]") == f"{param}.1"
+
+
+def test_two_constraints_are_one_too_many():
+    with pytest.raises(ApiError, match="only one of response_format and guided_regex"):
+        chat(response_format={"type": "json_object"}, guided_regex="a")

@@ -3,22 +3,19 @@
 The interpreter shows that the arithmetic and the indexing are right, not that the compiled code is.
 """
 
-import os
-
 import pytest
 import torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 pytest.importorskip("triton")
 # ruff: noqa: E402
 
-from kernels import activation, norm, rotary_kv
+from kernels import activation, norm, rotary_kv, sampling
 from kernels.attention import HostLayout, paged_attention
 from kernels.gpu import activation as gpu_activation
 from kernels.gpu import norm as gpu_norm
 from kernels.gpu import rotary_kv as gpu_rotary_kv
+from kernels.gpu import sampling as gpu_sampling
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
 from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.linear import Shape, skinny_linear
@@ -199,3 +196,54 @@ def test_skinny_linear(dtype: torch.dtype, rows: int, bias: bool, split: int) ->
         on_device = None if offset is None else offset.to(DEVICE)
         shape = Shape(block_out=64, block_in=64, split=split, stages=2, warps=4, prefetch=2)
         assert_near(skinny_linear(*to(x, weight), on_device, shape), want, dtype)
+
+
+def sampling_batch(rows: int, **values: list[float]) -> sampling.SamplingBatch:
+    """Parameters by name; keys differ from row to row."""
+    keys = [sampling.random_key(17, index) for index in range(rows)]
+    made = {
+        name: torch.tensor(column, dtype=torch.int64 if name == "top_k" else torch.float32)
+        for name, column in values.items()
+    }
+    low, high = (torch.tensor(column) for column in zip(*keys, strict=True))
+    return sampling.SamplingBatch(**made, key_low=low, key_high=high)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"top_k": [1, 0, 5, 40, 2, 700]},
+        {"top_p": [0.1, 0.5, 0.9, 1.0, 0.99, 0.7]},
+        {"min_p": [0.0, 0.1, 0.5, 0.05, 1.0, 0.01]},
+        {"top_k": [3, 0, 50, 0, 7, 1], "top_p": [0.5, 0.9, 0.3, 1.0, 0.999, 0.2]},
+        {
+            "top_k": [3, 0, 50, 9, 7, 1],
+            "top_p": [0.5, 0.9, 0.3, 1.0, 0.9, 0.2],
+            "min_p": [0.1, 0.0, 0.2, 0.3, 0.0, 0.0],
+        },
+    ],
+)
+@pytest.mark.parametrize(("vocab_size", "ties"), [(11, False), (4200, False), (4200, True)])
+def test_sampling(values: dict[str, list[float]], vocab_size: int, ties: bool) -> None:
+    rows = 6
+    logits = torch.randn(rows, vocab_size) * 3
+    if ties:
+        logits = logits.round()  # many tokens equal the last one that is kept
+    logits[:, 3] = -torch.inf
+    batch = sampling_batch(rows, temperature=[1.0, 0.7, 1.5, 2.0, 0.0, 1.0], **values)
+    want = sampling.sample(logits, batch)
+    on_device = sampling.SamplingBatch(
+        **{name: None if value is None else value.to(DEVICE) for name, value in vars(batch).items()}
+    )
+    assert gpu_sampling.sample(logits.to(DEVICE), on_device).tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_sampling_takes_the_first_of_the_largest(dtype: torch.dtype) -> None:
+    logits = torch.zeros(4, 9000, dtype=dtype)
+    logits[0, [5, 8000]] = 2
+    logits[1, 8999] = 1
+    logits[3] = -torch.inf
+    logits[3, 4097] = -5
+    assert gpu_sampling.sample(logits.to(DEVICE), sampling.SamplingBatch()).tolist() == [5, 8999, 0, 4097]

@@ -71,6 +71,10 @@ def test_router_and_gateway_run_where_torch_is_not_installed(package: str) -> No
     assert not loaded_after(modules_of(package)) & {"torch", "transformers", "worker", "kernels"}
 
 
+def test_a_worker_on_a_cpu_needs_no_triton() -> None:
+    assert "triton" not in loaded_after("import worker.__main__, worker.rank, worker.startup, worker.model_runner")
+
+
 def test_the_command_starts_without_torch() -> None:
     assert "torch" not in loaded_after("import quire.cli, quire.serve, quire.chat")
 

@@ -13,7 +13,17 @@ from worker.scheduler import Sampled, Scheduler, StepPlan
 from worker.sequence import FinishReason, SamplingParams, Sequence, token_array
 
 IDS = st.integers(0, 2**31 - 1)
-COLUMNS = ("number", "rows", "starts", "counts", "block_tables", "token_ids", "device_tokens", "samples")
+COLUMNS = (
+    "number",
+    "rows",
+    "starts",
+    "counts",
+    "block_tables",
+    "token_ids",
+    "device_tokens",
+    "samples",
+    "started_rows",
+)
 
 
 def columns(plan: StepPlan) -> dict:
@@ -30,6 +40,7 @@ def plans(draw) -> StepPlan:
     return StepPlan(
         draw(IDS),
         rows=rows,
+        started_rows=rows,
         starts=[draw(IDS) for _ in rows],
         counts=counts,
         block_tables=[draw(st.lists(st.integers(0, 3), min_size=1, max_size=4)) for _ in rows],
@@ -74,13 +85,14 @@ def test_a_schedulers_plans_arrive_with_preemption_and_cancellation(requests):
 def test_of_a_growing_table_only_what_is_new_is_sent():
     packer = PlanPacker()
 
-    def size(table: list[int]) -> int:
+    def size(table: list[int], started: bool = False) -> int:
         plan = StepPlan(1, rows=[0], starts=[0], counts=[1], block_tables=[table], samples=[0])
+        plan.started_rows = [0] if started else []
         plan.token_ids.append(1)
         return len(packer.pack(plan))
 
-    first, again, longer = size(list(range(1000))), size(list(range(1000))), size(list(range(1001)))
-    assert first - again == 4 * 1000
+    first, again, longer = size(list(range(1000)), started=True), size(list(range(1000))), size(list(range(1001)))
+    assert first - again == 4 * 1001  # the blocks, and which row begins
     assert longer - again == 4
 
 

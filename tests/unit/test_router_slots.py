@@ -193,6 +193,23 @@ def test_what_is_put_back_is_next():
     assert len(queue) == 2
 
 
+def test_lower_priorities_come_first_and_keep_their_order():
+    queue = WaitingQueue(10)
+    late, early, early_too, urgent = (request(n=2, priority=priority) for priority in (3, 0, 0, -1))
+    for each in (late, early, early_too, urgent):
+        queue.add(each)
+    assert len(queue) == 4
+    queue.pop_first()
+    queue.put_back(urgent.choices[0])
+    order = []
+    while (choice := queue.first()) is not None:
+        order.append(choice)
+        queue.pop_first()
+    assert order == [choice for each in (urgent, early, early_too, late) for choice in each.choices]
+    assert len(queue) == 0
+    assert late not in queue
+
+
 async def test_places_bound_those_that_wait_and_those_that_enter():
     queue = WaitingQueue(2)
     queue.add(request())

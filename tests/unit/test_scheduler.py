@@ -1,42 +1,23 @@
 """The scheduler under random arrivals, cancels and tiny pools: invariants after every step, and the right output."""
 
-import random
-from collections import deque
-
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from protos.prefix import block_hashes, chain_root
-from tests.doubles.fake_runner import STOP, FakeRunner, next_token
+from protos.prefix import block_hashes
+from tests.doubles.fake_runner import FakeRunner
+from tests.doubles.scheduler_load import LoadCheck, loads, make_sequence, oracle
 from worker.block_pool import BlockPool
 from worker.engine import Engine
 from worker.scheduler import Scheduler
-from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, token_array
-
-GREEDY = SamplingParams(temperature=0.0)
+from worker.sequence import FinishReason, Sequence, SequenceStatus
 
 
-def oracle(prompt: list[int], max_tokens: int) -> list[int]:
-    tokens = list(prompt)
-    while True:
-        tokens.append(next_token(tokens))
-        if tokens[-1] == STOP or len(tokens) - len(prompt) == max_tokens:
-            return tokens[len(prompt) :]
-
-
-def make_engine(num_blocks=16, block_size=4, max_num_seqs=4, budget=16, caching=True, depth2=False, threshold=0):
+def make_engine(
+    num_blocks=16, block_size=4, max_num_seqs=4, budget=16, caching=True, depth2=False, threshold=0, with_decodes=0
+):
     pool = BlockPool(num_blocks, caching)
-    scheduler = Scheduler(pool, block_size, max_num_seqs, budget, threshold)
+    scheduler = Scheduler(pool, block_size, max_num_seqs, budget, threshold, with_decodes)
     return Engine(scheduler, FakeRunner(num_blocks, block_size, max_num_seqs, budget), depth2)
-
-
-def make_sequence(prompt: list[int], max_tokens: int, salt: bytes = b"", **fields) -> Sequence:
-    tokens = token_array()
-    tokens.extend(prompt)
-    return Sequence(
-        "test", tokens, GREEDY, max_tokens, stop_token_ids=frozenset([STOP]), cache_root=chain_root(salt), **fields
-    )
 
 
 def drain(engine: Engine, limit: int = 10_000) -> dict[Sequence, list[int]]:
@@ -53,63 +34,11 @@ def drain(engine: Engine, limit: int = 10_000) -> dict[Sequence, list[int]]:
     raise AssertionError("the engine does not come to an end")
 
 
-prompts = st.lists(st.integers(0, 3), min_size=1, max_size=30)  # few distinct tokens: prefixes overlap
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    arrivals=st.lists(
-        st.tuples(prompts, st.integers(1, 20), st.sampled_from([b"", b"tenant"])), min_size=1, max_size=12
-    ),
-    seed=st.integers(0, 2**32),
-    num_blocks=st.integers(13, 30),
-    max_num_seqs=st.integers(1, 6),
-    budget=st.integers(6, 40),
-    caching=st.booleans(),
-    depth2=st.booleans(),
-    threshold=st.sampled_from([0, 3]),
-)
-def test_random_loads_give_the_oracle_s_output(
-    arrivals, seed, num_blocks, max_num_seqs, budget, caching, depth2, threshold
-):
-    """Any mixture of arrivals, cancels and preemptions: each output is the oracle's, or its prefix when cancelled."""
-    chance = random.Random(seed)
-    engine = make_engine(num_blocks, 4, max_num_seqs, budget, caching, depth2, threshold)
-    todo = deque(make_sequence(prompt, max_tokens, salt) for prompt, max_tokens, salt in arrivals)
-    everyone = list(todo)
-    outputs: dict[Sequence, list[int]] = {seq: [] for seq in everyone}
-    ended: set[Sequence] = set()
-    for _ in range(5_000):
-        while todo and chance.random() < 0.5:
-            engine.add(todo.popleft())
-        alive = [seq for seq in everyone if seq not in todo and not seq.finished]
-        if alive and chance.random() < 0.05:
-            engine.cancel(chance.choice(alive))
-        output = engine.step()
-        engine.scheduler.pool.check()
-        assert len(engine.scheduler.running) <= max_num_seqs
-        for seq, first, ids in output.tokens:
-            assert seq not in ended, "a token came after the end"
-            assert first == len(outputs[seq]), "an output index was skipped or repeated"
-            outputs[seq].extend(ids)
-        for seq in output.finished:
-            assert seq not in ended, "a sequence ended twice"
-            ended.add(seq)
-        if not todo and not engine.has_unfinished:
-            break
-    assert ended == set(everyone), "a sequence starved"
-    for seq in everyone:
-        prompt = list(seq.tokens[: seq.num_prompt_tokens])
-        want = oracle(prompt, seq.max_tokens)
-        if seq.finish_reason is FinishReason.CANCELLED:
-            assert outputs[seq] == want[: len(outputs[seq])]
-        else:
-            assert outputs[seq] == want
-            assert seq.finish_reason is (FinishReason.STOP if want[-1] == STOP else FinishReason.LENGTH)
-    pool = engine.scheduler.pool
-    assert pool.num_available == num_blocks, "a block leaked"
-    if not caching:
-        assert pool.num_cached == 0
+@settings(max_examples=200, deadline=None)
+@given(loads)
+def test_random_loads_give_the_oracle_s_output(load):
+    """Any mixture of arrivals, cancels and preemptions; ``test_scheduler_faults`` shows what this would find."""
+    LoadCheck(load).run()
 
 
 @pytest.mark.parametrize("depth2", [False, True])
@@ -192,6 +121,79 @@ def test_threshold_lets_short_prompts_pass_a_long_one():
     plan = engine.scheduler.plan()
     assert plan is not None
     assert dict(zip(plan.sequences, plan.counts, strict=True)) == {long: 4, short: 3}
+
+
+def test_few_prompt_tokens_join_a_step_with_decodes():
+    engine = make_engine(num_blocks=64, max_num_seqs=4, budget=20, with_decodes=6)
+    alone, also_alone = make_sequence([1, 2], 50), make_sequence([2] * 15, 50)
+    engine.add(alone)
+    engine.add(also_alone)
+    plan = engine.scheduler.plan()
+    assert plan is not None
+    assert plan.counts == [2, 15], "nobody decodes yet"
+    engine.scheduler.settle(plan, engine._runner.launch(plan).sampled())
+    long, short = make_sequence([3] * 14, 2), make_sequence([1, 2, 1], 9)
+    engine.add(long)
+    engine.add(short)
+    sizes = []
+    for _ in range(3):
+        plan = engine.scheduler.plan()
+        assert plan is not None
+        sizes.append(dict(zip(plan.sequences, plan.counts, strict=True)))
+        engine.scheduler.settle(plan, engine._runner.launch(plan).sampled())
+    assert all(size[alone] == size[also_alone] == 1 for size in sizes)
+    assert [size.get(long, 0) for size in sizes] == [6, 6, 2]
+    assert [size.get(short, 0) for size in sizes] == [0, 0, 3]
+
+
+def test_lower_priorities_run_first_and_equal_ones_in_order():
+    engine = make_engine(max_num_seqs=1, num_blocks=32)
+    seqs = [make_sequence([9, number], 1, priority=priority) for number, priority in enumerate((1, 0, -1, 0, 1))]
+    for seq in seqs:
+        engine.add(seq)
+    ended = []
+    while engine.has_unfinished:
+        ended += engine.step().finished
+    assert [seqs.index(seq) for seq in ended] == [2, 1, 3, 0, 4]
+
+
+@pytest.mark.parametrize("depth2", [False, True])
+def test_the_newest_of_the_lowest_class_is_preempted(depth2):
+    """A sequence of the highest class that came last keeps running; those of the lower one go, newest first."""
+    engine = make_engine(num_blocks=11, block_size=2, max_num_seqs=4, budget=64, depth2=depth2)
+    low = [make_sequence([i, i + 1, i + 2], 14, priority=5) for i in range(3)]
+    high = make_sequence([3, 4, 5], 14)
+    for seq in low:
+        engine.add(seq)
+    engine.step()
+    engine.add(high)
+    preempted = []
+    preempt = engine.scheduler._preempt
+
+    def note(seq):
+        preempted.append(seq)
+        preempt(seq)
+
+    engine.scheduler._preempt = note
+    while engine.has_unfinished:
+        engine.step()
+    assert preempted[0] is low[2]
+    assert high not in preempted
+    assert low[0] not in preempted
+    for seq in (*low, high):
+        assert list(seq.tokens[3:]) == oracle(list(seq.tokens[:3]), 14)
+
+
+def test_a_prompt_is_computed_whole_when_it_says_so():
+    engine = make_engine(num_blocks=32, budget=64)
+    prompt = [1, 2, 3, 0] * 4
+    first, fresh, second = (make_sequence(prompt, 3, skip_reading_prefix_cache=skip) for skip in (True, True, False))
+    outputs = []
+    for seq in (first, fresh, second):
+        engine.add(seq)
+        outputs += drain(engine).values()
+    assert [seq.num_cached_tokens for seq in (first, fresh, second)] == [0, 0, 12]
+    assert outputs[0] == outputs[1] == outputs[2] == oracle(prompt, 3)
 
 
 def test_deadline_ends_waiting_and_running_sequences():

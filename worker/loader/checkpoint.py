@@ -2,18 +2,26 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from worker.model_config import ModelConfig
+from worker.vocabulary import Vocabulary
 
 
 class CheckpointError(ValueError):
     """A model file is missing, damaged or does not match its configuration; the message names the file."""
+
+
+class Entry(NamedTuple):
+    """What a tensor is, known without reading it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Checkpoint(Protocol):
@@ -26,11 +34,15 @@ class Checkpoint(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's shape, without reading it."""
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """What there is to read, in the order in which it lies on disk. Raises CheckpointError for a damaged file."""
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor, one at a time, on the CPU."""
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, on the CPU. May be called on several threads. Raises CheckpointError for a damaged file."""
+
+    def vocabulary(self) -> Vocabulary:
+        """What text each token stands for. Raises VocabularyError."""
 
 
 def read_json(path: Path) -> Any:
@@ -43,8 +55,8 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
 
 
-def manifest_hash(config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> str:
-    """A hex digest that is equal exactly when configuration, tensor names and shapes are."""
-    tensors = sorted((name, list(shape)) for name, shape in shapes.items())
+def manifest_hash(config: ModelConfig, entries: Mapping[str, Entry]) -> str:
+    """A hex digest that is equal exactly when configuration, tensor names, shapes and dtypes are."""
+    tensors = sorted((name, list(entry.shape), str(entry.dtype)) for name, entry in entries.items())
     content = json.dumps([asdict(config), tensors], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
 """Reads GGUF files: metadata and tensors, dequantized one at a time."""
 
 import re
-from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from gguf.quants import dequantize
 
-from worker.loader.checkpoint import CheckpointError
+from worker.loader.checkpoint import CheckpointError, Entry
 from worker.model_config import ModelConfig, RopeConfig, UnsupportedModel
+from worker.vocabulary import Vocabulary, gguf_vocabulary
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 
@@ -48,25 +49,35 @@ class GGUFFile:
             raise CheckpointError(f"{path} is no readable GGUF file: {error}") from error
         self.config = self._read_config()
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {_hf_name(t.name, self._path): tuple(int(n) for n in reversed(t.shape)) for t in self._reader.tensors}
+    @cached_property
+    def _tensors(self) -> dict[str, gguf.ReaderTensor]:
+        return {_hf_name(tensor.name, self._path): tensor for tensor in self._reader.tensors}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for tensor in self._reader.tensors:
-            name = _hf_name(tensor.name, self._path)
-            try:
-                values = dequantize(tensor.data, tensor.tensor_type)
-            except NotImplementedError as error:
-                raise UnsupportedModel(
-                    f"{self._path}: tensor {tensor.name} has type {tensor.tensor_type.name}, which cannot be read"
-                ) from error
-            if name.endswith("q_proj.weight"):
-                values = _unpermute(values, self.config.num_heads)
-            elif name.endswith("k_proj.weight"):
-                values = _unpermute(values, self.config.num_kv_heads)
-            if not values.flags.writeable:
-                values = values.copy()  # unquantized tensors are views of the file
-            yield name, torch.from_numpy(values)
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return {
+            name: Entry(tuple(int(n) for n in reversed(tensor.shape)), torch.float32)
+            for name, tensor in self._tensors.items()
+        }
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise UnsupportedModel(
+                f"{self._path}: tensor {tensor.name} has type {tensor.tensor_type.name}, which cannot be read"
+            ) from error
+        if name.endswith("q_proj.weight"):
+            values = _unpermute(values, self.config.num_heads)
+        elif name.endswith("k_proj.weight"):
+            values = _unpermute(values, self.config.num_kv_heads)
+        if not values.flags.writeable:
+            values = values.copy()  # unquantized tensors are views of the file
+        return torch.from_numpy(values)
+
+    def vocabulary(self) -> Vocabulary:
+        return gguf_vocabulary(self._reader.fields, self._path)
 
     def _field(self, key: str, default: Any = None) -> Any:
         field = self._reader.get_field(key)

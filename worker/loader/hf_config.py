@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.loader.checkpoint import CheckpointError, read_json
+from worker.loader.quantization_config import read_quantization
 from worker.model_config import ExpertsConfig, ModelConfig, RopeConfig, UnsupportedModel
 
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -27,9 +28,11 @@ def read_config(path: Path) -> ModelConfig:
 
 def _model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     architecture = (raw.get("architectures") or ["(none)"])[0]
-    if "quantization_config" in raw:
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModel(f"{path} says that the weights are quantized ({method}); that is not supported yet")
+    experts, quantization = _experts(raw, architecture, path), read_quantization(raw, path)
+    if experts and quantization:
+        raise UnsupportedModel(
+            f"{path}: {architecture} with quantized weights ({quantization.method}) is not supported"
+        )
     activation = raw.get("hidden_activation") or raw.get("hidden_act") or "silu"
     if activation not in _ACTIVATIONS:
         raise UnsupportedModel(
@@ -63,7 +66,8 @@ def _model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
         attention_softcap=raw.get("attn_logit_softcapping") if is_gemma else None,
         logit_softcap=raw.get("final_logit_softcapping") if is_gemma else None,
         activation=_ACTIVATIONS[activation],
-        experts=_experts(raw, architecture, path),
+        experts=experts,
+        quantization=quantization,
     )
 
 

@@ -26,7 +26,7 @@ class GemmaLayer(nn.Module):
         self.self_attn = Attention(config, layer, parallel, norm_offset=1.0)
         self.post_attention_layernorm = RMSNorm(size, eps, offset=1.0)
         self.pre_feedforward_layernorm = RMSNorm(size, eps, offset=1.0)
-        self.mlp = GatedMLP(config, config.intermediate_size, parallel)
+        self.mlp = GatedMLP(config, layer, parallel)
         self.post_feedforward_layernorm = RMSNorm(size, eps, offset=1.0)
 
     def forward(

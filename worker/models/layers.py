@@ -15,8 +15,10 @@ from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary_kv import rotary_kv
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
+from worker.models.linear_weights import Cut, make_weights, quantization_of
 from worker.models.sharding import Part, Piece, Target, part, scaled
 from worker.parallel.shards import ALONE, Parallel
+from worker.quantization import Quantization
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 
@@ -57,6 +59,7 @@ class Linear(nn.Module):
         in_features: width of the whole input.
         parts: the fused tensors, and the outputs held of each.
         inputs: the inputs held; None is all.
+        quantization: of the weights; None: they have the model's dtype.
     """
 
     def __init__(
@@ -66,39 +69,28 @@ class Linear(nn.Module):
         bias: bool = False,
         inputs: range | None = None,
         parallel: Parallel = ALONE,
+        quantization: Quantization | None = None,
     ) -> None:
         super().__init__()
-        out_features = sum(len(rows) for part in parts for rows in part.held)
-        self.in_features = in_features
-        self.parts = parts
-        self.inputs = inputs or range(in_features)
-        self.sum = parallel.sum if len(self.inputs) < in_features else None
-        self.weight = nn.Parameter(torch.empty(out_features, len(self.inputs)), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+        self.cut = Cut(in_features, inputs or range(in_features), tuple(parts))
+        self.sum = parallel.sum if len(self.cut.inputs) < in_features else None
+        self.weights = make_weights(self.cut, quantization)
+        self.bias = nn.Parameter(torch.empty(self.cut.out_held), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, inputs held] to [tokens, outputs held]."""
         if self.sum is None:
-            return linear(x, self.weight, self.bias)
-        y = self.sum(linear(x, self.weight))
+            return self.weights(x, self.bias)
+        y = self.sum(self.weights(x, None))
         return y if self.bias is None else y + self.bias
 
     def targets(self) -> dict[str, Target]:
         """Where each checkpoint tensor goes, by its name below the module that owns this one."""
-        found = {}
-        columns = slice(self.inputs.start, self.inputs.stop)
-        start = 0
-        for fused in self.parts:
-            weight, bias = [], []
-            for rows in fused.held:
-                place, taken = slice(start, start + len(rows)), slice(rows.start, rows.stop)
-                weight.append(Piece(self.weight.data[place], (taken, columns)))
-                if self.bias is not None:
-                    bias.append(Piece(self.bias.data[place], (taken,)))
-                start += len(rows)
-            found[f"{fused.name}.weight"] = Target((fused.width, self.in_features), tuple(weight))
-            if self.bias is not None:
-                found[f"{fused.name}.bias"] = Target((fused.width,), tuple(bias))
+        found = self.weights.targets(self.cut)
+        if self.bias is not None:
+            for fused, rows in self.cut.rows():
+                pieces = tuple(Piece(self.bias.data[place], (taken,)) for place, taken in rows)
+                found[f"{fused.name}.bias"] = Target((fused.width,), pieces)
         return found
 
 
@@ -168,9 +160,12 @@ class Attention(nn.Module):
         parts = [part("q_proj", query), part("k_proj", key), part("v_proj", key)]
         if fused:
             parts = [part("qkv_proj", query, key, key)]
-        self.qkv_proj = Linear(config.hidden_size, parts, bias=config.qkv_bias)
         output = [part("o_proj", (config.hidden_size, range(config.hidden_size)))]
-        self.o_proj = Linear(query[0], output, bias=config.o_bias, inputs=query[1], parallel=parallel)
+        input_form, output_form = (
+            quantization_of(config, f"model.layers.{layer}.self_attn", names) for names in (parts, output)
+        )
+        self.qkv_proj = Linear(config.hidden_size, parts, config.qkv_bias, quantization=input_form)
+        self.o_proj = Linear(query[0], output, config.o_bias, query[1], parallel, output_form)
         self.eps, self.norm_offset = config.rms_norm_eps, norm_offset
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
@@ -192,19 +187,22 @@ class GatedMLP(nn.Module):
     """Gated feed-forward layer, divided by its inner width.
 
     Args:
-        config: hidden size, biases, activation.
-        intermediate_size: width inside.
+        config: sizes, biases, activation.
+        layer: index, which its name has.
         fused: the checkpoint itself holds one tensor for gate and up.
     """
 
-    def __init__(self, config: ModelConfig, intermediate_size: int, parallel: Parallel, fused: bool = False) -> None:
+    def __init__(self, config: ModelConfig, layer: int, parallel: Parallel, fused: bool = False) -> None:
         super().__init__()
-        size = config.hidden_size
+        size, intermediate_size = config.hidden_size, config.intermediate_size
         inner = (intermediate_size, parallel.share(intermediate_size))
         parts = [part("gate_up_proj", inner, inner)] if fused else [part("gate_proj", inner), part("up_proj", inner)]
-        self.gate_up_proj = Linear(size, parts, bias=config.mlp_bias)
         output = [part("down_proj", (size, range(size)))]
-        self.down_proj = Linear(intermediate_size, output, config.mlp_bias, inputs=inner[1], parallel=parallel)
+        input_form, output_form = (
+            quantization_of(config, f"model.layers.{layer}.mlp", names) for names in (parts, output)
+        )
+        self.gate_up_proj = Linear(size, parts, config.mlp_bias, quantization=input_form)
+        self.down_proj = Linear(intermediate_size, output, config.mlp_bias, inner[1], parallel, output_form)
         self.activation = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[config.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

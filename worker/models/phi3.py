@@ -12,7 +12,7 @@ class Phi3Layer(LlamaLayer):
     def __init__(self, config: ModelConfig, layer: int, parallel: Parallel) -> None:
         super().__init__(config, layer, parallel)
         self.self_attn = Attention(config, layer, parallel, fused=True)
-        self.mlp = GatedMLP(config, config.intermediate_size, parallel, fused=True)
+        self.mlp = GatedMLP(config, layer, parallel, fused=True)
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):

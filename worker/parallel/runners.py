@@ -1,9 +1,13 @@
 """One step on all ranks: the leader sends the plan, each rank computes its share, the leader samples for all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
@@ -13,7 +17,7 @@ from worker.parallel.group import leave_group
 from worker.parallel.plan_wire import PlanPacker, RankPlan
 from worker.parallel.ranks import Ranks
 from worker.parallel.shards import Parallel
-from worker.scheduler import StepPlan
+from worker.scheduler import Sampled, StepPlan
 from worker.step_input import InputBuilder
 
 
@@ -34,15 +38,29 @@ class LeaderRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts a step on all ranks. Raises RankFailed when one of them is gone or does not keep up."""
-        try:
+        with self._explained():
             self._ranks.send(self._packer.pack(plan))
             launched = self._runner.launch(plan)
+            if plan.constrained:
+                return _WaitingStep(launched, self._sample)
             if plan.samples:
                 share_tokens(self._runner.inputs.last_tokens, self._parallel)
+        return launched
+
+    def _sample(self, launched: LaunchedStep, bitmask: NDArray[np.int32]) -> None:
+        """The end of a step with grammars, whose other ranks wait for the ids."""
+        with self._explained():
+            launched.sample(bitmask)
+            share_tokens(self._runner.inputs.last_tokens, self._parallel)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises RankFailed for whatever a lost rank makes fail."""
+        try:
+            yield
         except (RuntimeError, OSError) as error:
             failure = self._ranks.explain(error)
             raise failure from failure.__cause__
-        return launched
 
     def watch(self, on_failure: Callable[[Exception], None]) -> None:
         """Calls ``on_failure``, on another thread, when a rank ends or stops, be it between two steps."""
@@ -53,6 +71,20 @@ class LeaderRunner:
         self._ranks.close()
         if not self._ranks.failed:  # else an operation may still be waiting in the group, and so would this
             leave_group()
+
+
+@dataclass(frozen=True)
+class _WaitingStep:
+    """A step whose sampling waits for masks; ``finish`` samples for all ranks."""
+
+    launched: LaunchedStep
+    finish: Callable[[LaunchedStep, NDArray[np.int32]], None]
+
+    def sample(self, bitmask: NDArray[np.int32]) -> None:
+        self.finish(self.launched, bitmask)
+
+    def sampled(self) -> Sampled:
+        return self.launched.sampled()
 
 
 class RankRunner:

@@ -1,0 +1,107 @@
+"""Offline throughput (workload T: 512 requests of mixed lengths at once) and prefill (workload PF), without any server.
+
+    python -m benchmarks.offline --model benchmarks/models/llama-3.1-8b
+    python -m benchmarks.offline --only prefill
+
+Weights are random. Before anything is timed, a tiny model's greedy output is compared with transformers' on the same
+device.
+On a CPU, --requests 64 and --max-output 64 keep it short.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.decode import check_correctness, make_sequence
+from worker.config import WorkerConfig
+from worker.engine import Engine
+from worker.sequence import Sequence
+from worker.startup import build_engine, resolve_device
+
+
+def mixed_requests(count: int, max_output: int) -> list[Sequence]:
+    """Workload T's lengths; prompts are random tokens."""
+    rng = np.random.default_rng(0)
+    inputs = np.clip(np.round(rng.lognormal(np.log(220), 1.0, count)), 4, 2048).astype(int)
+    outputs = np.clip(np.round(rng.lognormal(np.log(180), 0.8, count)), 4, 1024).astype(int)
+    return [
+        make_sequence(np.random.default_rng(1_000_000 + seed).integers(300, 32000, size=size).tolist(), int(output))
+        for seed, (size, output) in enumerate(zip(inputs, np.minimum(outputs, max_output), strict=True))
+    ]
+
+
+def run_all(engine: Engine, requests: list[Sequence]) -> tuple[float, list[float]]:
+    """Seconds until all have ended, and those of each step."""
+    for request in requests:
+        engine.add(request)
+    steps = []
+    started = last = time.perf_counter()
+    while engine.has_unfinished:
+        engine.step()
+        now = time.perf_counter()
+        steps.append(now - last)
+        last = now
+    engine.scheduler.pool.clear_cache()
+    return last - started, steps
+
+
+def first_token(engine: Engine, count: int, length: int) -> float:
+    """Seconds until ``count`` prompts of ``length`` tokens have their first tokens."""
+    rng = np.random.default_rng(count)
+    requests = [make_sequence(rng.integers(300, 32000, size=length).tolist(), 1) for _ in range(count)]
+    return run_all(engine, requests)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "models" / "llama-3.1-8b")
+    parser.add_argument("--only", nargs="+", choices=("mixed", "prefill"), default=["mixed", "prefill"])
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--max-output", type=int, default=1024)
+    parser.add_argument("--max-num-seqs", type=int, default=512)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+
+    device = resolve_device(args.device)
+    check_correctness(device)
+    print("correctness: greedy ids of a tiny model equal transformers' on", device)
+    started = time.perf_counter()
+    engine, _ = build_engine(
+        WorkerConfig(
+            model=args.model, device=args.device, load_format="dummy", max_model_len=8448,
+            max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens,
+            enable_prefix_caching=False,
+        )
+    )  # fmt: skip
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    built = time.perf_counter() - started
+    print(f"{args.model.name} on {name}, torch {torch.__version__}; engine built in {built:.1f} s")
+    if "prefill" in args.only:
+        for count, length in ((1, 8192), (16, 2048)):
+            seconds = statistics.median(first_token(engine, count, length) for _ in range(3))
+            print(f"PF {count} x {length}: {seconds * 1e3:.1f} ms, {count * length / seconds:.0f} tokens/s", flush=True)
+    if "mixed" in args.only:
+        run_all(engine, mixed_requests(32, 16))
+        requests = mixed_requests(args.requests, args.max_output)
+        seconds, steps = run_all(engine, requests)
+        inputs = sum(request.num_prompt_tokens for request in requests)
+        outputs = sum(request.num_output for request in requests)
+        print(
+            f"T {len(requests)} requests: {seconds:.2f} s, {outputs / seconds:.0f} output tokens/s, "
+            f"{(inputs + outputs) / seconds:.0f} total tokens/s, {len(steps)} steps, "
+            f"{engine.scheduler.num_preemptions} preemptions"
+        )
+        steps.sort()
+        print(
+            "step ms p10/p50/p90/max: "
+            + " / ".join(f"{steps[int(len(steps) * q)] * 1e3:.2f}" for q in (0.1, 0.5, 0.9, 0.999))
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What a GPU is sent of a plan, against what the reference is given: in Triton's interpreter when there is no GPU."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytest.importorskip("triton")
+# ruff: noqa: E402
+
+from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE
+from worker.block_pool import BlockPool
+from worker.decode_graphs import graph_sizes
+from worker.gpu_input import GpuInputBuilder, decode_size, send
+from worker.scheduler import Sampled, Scheduler, StepPlan
+from worker.sequence import SamplingParams, Sequence, token_array
+from worker.step_input import HostInputBuilder, StepInput
+
+BLOCK_SIZE, ROWS, MAX_BLOCKS = 4, 4, 8
+
+
+def same(found: StepInput, wanted: StepInput, count: int) -> None:
+    """The columns of the first ``count`` tokens and of all sequences agree; places after them are not in use."""
+    assert found.token_ids[:count].tolist() == wanted.token_ids.tolist()
+    assert found.positions[:count].tolist() == wanted.positions.tolist()
+    assert found.attention.slot_mapping[:count].tolist() == wanted.attention.slot_mapping.tolist()
+    assert (found.attention.slot_mapping[count:] == -1).all()
+    contexts = list(wanted.attention.context_lens)
+    assert found.attention.context_lens[: len(contexts)].tolist() == contexts
+    assert (found.attention.context_lens[len(contexts) :] == 0).all()
+    for place, context in enumerate(contexts):
+        used = -(-context // BLOCK_SIZE)
+        held = found.attention.block_tables[int(found.attention.rows[place])]
+        assert held[:used].tolist() == wanted.attention.block_tables[place, :used].tolist()
+
+
+def check_layout(step: StepInput, plan: StepPlan) -> None:
+    layout = step.attention
+    assert layout.query_starts.tolist() == [0, *np.cumsum(plan.counts).tolist()]
+    assert layout.num_decodes == plan.counts.count(1)
+    tiles = [-(-(start + 1) // DECODE_TILE) for start in plan.starts[: layout.num_decodes]]
+    assert layout.decode_tiles.tolist() == [0, *np.cumsum(tiles).tolist()]
+    prefills = range(layout.num_decodes, len(plan.counts))
+    want = [(place, begin) for place in prefills for begin in range(0, plan.counts[place], PREFILL_TILE)]
+    assert [tuple(tile) for tile in layout.prefill_tiles.T.tolist()] == want
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=7), st.booleans())
+def test_a_gpu_is_told_what_the_reference_is(requests: list[tuple[int, int]], cached: bool) -> None:
+    """Prompts in chunks, preemption and rows that change hands; sampled ids stay on the device."""
+    scheduler = Scheduler(BlockPool(10, cached), BLOCK_SIZE, max_num_seqs=ROWS, max_num_batched_tokens=11)
+    gpu = GpuInputBuilder(ROWS, MAX_BLOCKS, BLOCK_SIZE, DEVICE)
+    host = HostInputBuilder(ROWS, BLOCK_SIZE, BLOCK_SIZE, torch.device("cpu"))
+    packed = torch.empty(decode_size(ROWS + 2), dtype=torch.int32, device=DEVICE)
+    todo, sampled = list(requests), 100
+    while todo or scheduler.has_unfinished:
+        if todo:
+            prompt, max_tokens = todo.pop()
+            tokens = token_array()
+            tokens.extend(range(prompt))
+            scheduler.add(Sequence("test", tokens, SamplingParams(), max_tokens))
+        plan = scheduler.plan()
+        if plan is None:
+            continue
+        # As if the host did not know the ids yet: those that were sampled last are read on the device.
+        for place, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
+            if count == 1 and plan.starts[place] > 0 and row not in plan.started_rows and place % 2:
+                plan.device_tokens.append(place)
+                plan.token_ids[place] = 0
+        wanted = host.build(plan)
+        if max(plan.counts) == 1:
+            send(gpu.decode_columns(plan, ROWS + 2), packed)
+            found = gpu.decode_input(packed, ROWS + 2)
+            assert found.sample_rows[: len(plan.rows)].tolist() == plan.rows
+        else:
+            found = gpu.build(plan)
+            check_layout(found, plan)
+            assert found.sample_tokens.tolist() == wanted.sample_tokens.tolist()
+            assert found.sample_rows.tolist() == wanted.sample_rows.tolist()
+        same(found, wanted, len(plan.token_ids))
+        ids = list(range(sampled, sampled + len(plan.samples)))
+        sampled += len(ids)
+        for builder in (host, gpu):
+            for index, token_id in zip(plan.samples, ids, strict=True):
+                builder.last_tokens[plan.rows[index]] = token_id
+        scheduler.settle(plan, Sampled(ids))
+
+
+@given(st.integers(1, 3000))
+def test_graph_sizes_hold_every_batch_that_graphs_are_for(max_num_seqs: int) -> None:
+    sizes = graph_sizes(max_num_seqs)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == min(max_num_seqs, 512)

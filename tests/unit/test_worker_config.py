@@ -1,0 +1,36 @@
+"""The worker's flags."""
+
+import pytest
+
+from worker.config import ConfigError, parse_args
+
+GOOD = ["--model", "/dev/null"]
+
+
+def test_scheduling_is_first_come_first_served_without_bounds_unless_asked():
+    config = parse_args(GOOD)
+    assert config.scheduling_policy == "fcfs"
+    assert (config.long_prefill_token_threshold, config.max_num_prefill_tokens_with_decodes) == (0, 0)
+    argv = [*GOOD, "--scheduling-policy", "priority", "--max-num-prefill-tokens-with-decodes", "256"]
+    config = parse_args(argv)
+    assert (config.scheduling_policy, config.max_num_prefill_tokens_with_decodes) == ("priority", 256)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--long-prefill-token-threshold", "-1"], "--long-prefill-token-threshold is -1"),
+        (["--max-num-prefill-tokens-with-decodes", "-2"], "--max-num-prefill-tokens-with-decodes is -2"),
+        (["--block-size", "12"], "power of two"),
+        (["--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "raise the first or lower the second"),
+    ],
+)
+def test_impossible_settings_are_refused(argv, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_args([*GOOD, *argv])
+
+
+def test_unknown_policies_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse_args([*GOOD, "--scheduling-policy", "lottery"])
+    assert "--scheduling-policy" in capsys.readouterr().err
