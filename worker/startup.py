@@ -163,7 +163,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
-    if device.type == "cuda" and ranks is None and not config.enforce_eager:
+    if replays_graphs(config, model_config, device):
         graphs = _capture_graphs(model, cache, inputs, setup.max_num_seqs)
     own_runner = ModelRunner(model, cache, inputs, setup.max_num_seqs, model_config.vocab_size, device, graphs)
     runner: Runner = own_runner
@@ -196,6 +196,12 @@ def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBu
         max_blocks = -(-setup.max_model_len // cache.block_size)
         return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device)
     return HostInputBuilder(setup.max_num_seqs, cache.block_size, cache.key_tile, device)
+
+
+def replays_graphs(config: WorkerConfig, model: ModelConfig, device: torch.device) -> bool:
+    """Whether decode steps are captured: not where the host takes part, to sum over ranks or to pick experts."""
+    alone = config.tensor_parallel_size == 1
+    return device.type == "cuda" and alone and model.experts is None and not config.enforce_eager
 
 
 def _capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_num_seqs: int) -> "DecodeGraphs":
