@@ -50,7 +50,7 @@ class SamplingParams:
         allowed_token_ids: all others are impossible.
         bad_words: texts that the output does not contain.
         max_tokens: None is as many as the context has room for.
-        min_tokens: the end is impossible before.
+        min_tokens: the end is impossible before, and stop strings that are complete by then do not count.
         stop, stop_token_ids: end the output, and are not part of its text unless ``include_stop_str_in_output``.
         ignore_eos: go on past the model's own end of sequence.
         logprobs, prompt_logprobs: alternatives to report for each token of output or prompt; None reports nothing.
