@@ -11,7 +11,8 @@ import pytest
 
 from quire import LLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 from router.errors import InternalError
-from tests.doubles.demo_oracle import GreedyOracle, load_tokenizer
+from tests.doubles.tiny_model import save_tiny
+from tests.doubles.tiny_vocabulary import save_tokenizer
 from worker.sequence import FinishReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -19,14 +20,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 COUNTING = "One, two, three,"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+# A short first step keeps the start short.
+SMALL = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 128}
 
 
 @pytest.fixture(scope="module")
 def llm(demo_model):
     """float32, and steps that overlap as on a GPU."""
-    llm = LLM(demo_model, dtype="float32", max_model_len=512, max_num_seqs=8, async_scheduling=True)
+    llm = LLM(demo_model, **SMALL, max_num_seqs=8, async_scheduling=True)
     yield llm
     llm.llm_engine.close()
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    """A folder for what any model shows."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny(folder)
+    save_tokenizer(folder)
+    return folder
 
 
 @pytest.fixture
@@ -58,9 +70,8 @@ def steps(engine: LLMEngine, request_id: str, prompt, params: SamplingParams):
 # ---- whole answers
 
 
-def test_greedy_ids_are_those_of_transformers(llm, demo_model, request):
-    tokenizer = load_tokenizer(demo_model)
-    oracle = GreedyOracle(demo_model, tokenizer.eos_token_id, request.config.rootpath / ".cache" / "greedy-oracle")
+def test_greedy_ids_are_those_of_transformers(llm, greedy_oracle):
+    tokenizer = greedy_oracle.tokenizer
     question = [{"role": "user", "content": "What is the capital of France?"}]
     chat = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
     texts = ["The capital of France is", COUNTING]
@@ -69,7 +80,7 @@ def test_greedy_ids_are_those_of_transformers(llm, demo_model, request):
     for output, prompt in zip(outputs, ids, strict=True):
         [completion] = output.outputs
         assert output.prompt_token_ids == prompt
-        assert completion.token_ids == oracle(prompt, 20).tokens
+        assert completion.token_ids == greedy_oracle(prompt, 20).tokens
         assert completion.text == tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         ended = completion.token_ids[-1] == tokenizer.eos_token_id
         assert completion.finish_reason == ("stop" if ended else "length")
@@ -288,8 +299,8 @@ def test_a_request_that_fails_does_not_take_others_with_it(engine):
     assert len(outputs[-1].outputs[0].token_ids) == 20
 
 
-def test_an_engine_that_failed_or_was_closed_says_so(demo_model, monkeypatch):
-    engine = LLMEngine.from_engine_args(EngineArgs(model=demo_model, max_model_len=64, dtype="float32"))
+def test_an_engine_that_failed_or_was_closed_says_so(tiny_model, monkeypatch):
+    engine = LLMEngine.from_engine_args(EngineArgs(model=tiny_model, dtype="float32"))
     engine.add_request("a", COUNTING, GREEDY)
     monkeypatch.setattr(engine._engine._runner, "launch", lambda plan: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -303,8 +314,8 @@ def test_an_engine_that_failed_or_was_closed_says_so(demo_model, monkeypatch):
         engine.add_request("a", COUNTING, GREEDY)
 
 
-def test_a_closed_engine_says_so(demo_model):
-    engine = LLMEngine.from_engine_args(EngineArgs(model=demo_model, max_model_len=64, dtype="float32"))
+def test_a_closed_engine_says_so(tiny_model):
+    engine = LLMEngine.from_engine_args(EngineArgs(model=tiny_model, dtype="float32"))
     engine.add_request("a", COUNTING, GREEDY)
     engine.close()
     assert not engine.has_unfinished_requests()
@@ -312,25 +323,27 @@ def test_a_closed_engine_says_so(demo_model):
         engine.add_request("a", COUNTING, GREEDY)
 
 
-def test_settings_that_do_not_fit_the_model_are_refused_by_name(demo_model, tmp_path):
+def test_settings_that_do_not_fit_the_model_are_refused_by_name(tiny_model, tmp_path):
     with pytest.raises(ValueError, match=r"^max_model_len is 100000"):
-        LLM(demo_model, max_model_len=100_000)
+        LLM(tiny_model, max_model_len=100_000)
     with pytest.raises(ValueError, match="tokenizer"):
-        LLM(demo_model, tokenizer=tmp_path)
+        LLM(tiny_model, tokenizer=tmp_path)
 
 
 # ---- ranks, the example
 
 
-def test_ranks_give_the_same_text_and_end_with_the_interpreter(demo_model, llm, tmp_path):
-    expected = llm.generate(COUNTING, GREEDY, use_tqdm=False)[0].outputs
+def test_ranks_give_the_same_text_and_end_with_the_interpreter(tiny_model, tmp_path):
+    alone = LLM(tiny_model, dtype="float32")
+    expected = alone.generate(COUNTING, GREEDY, use_tqdm=False)[0].outputs
+    alone.llm_engine.close()
     code = f"""
 from quire import LLM, SamplingParams
-settings = dict(dtype="float32", max_model_len=512, device="cpu", tensor_parallel_size=3)
-llm = LLM({str(demo_model)!r}, **settings)
+settings = dict(dtype="float32", device="cpu", tensor_parallel_size=2)
+llm = LLM({str(tiny_model)!r}, **settings)
 print(llm.generate({COUNTING!r}, SamplingParams(temperature=0.0, max_tokens=20), use_tqdm=False)[0].outputs)
 try:
-    LLM({str(demo_model)!r}, **settings)
+    LLM({str(tiny_model)!r}, **settings)
 except ValueError as error:
     print(error)
 print([rank.process.pid for rank in llm.llm_engine._engine._runner._ranks._ranks])
@@ -338,7 +351,7 @@ print([rank.process.pid for rank in llm.llm_engine._engine._runner._ranks._ranks
     done = run_elsewhere(tmp_path, "-c", code)
     text, refusal, pids = done.stdout.splitlines()
     assert text == str(expected)
-    assert "tensor_parallel_size is 3, but this process already has" in refusal
+    assert "tensor_parallel_size is 2, but this process already has" in refusal
     for pid in json.loads(pids):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
