@@ -13,8 +13,9 @@ import time
 
 from protos.prefix import chain_root
 from worker.block_pool import BlockPool
-from worker.scheduler import Sampled, Scheduler
+from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
+from worker.step_plan import Sampled
 
 
 def make_sequence(chance: random.Random, root: bytes, context: int) -> Sequence:

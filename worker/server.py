@@ -16,8 +16,8 @@ from worker.engine_loop import EngineLoop
 from worker.grammar import Constraint, GrammarCompiler, GrammarError
 from worker.prefix_changes import PrefixChanges
 from worker.router_stream import RouterStream
-from worker.scheduler import StepOutput
 from worker.sequence import FinishReason, Sequence, SequenceStatus
+from worker.step_plan import StepOutput
 
 logger = logging.getLogger(__name__)
 

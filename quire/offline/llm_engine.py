@@ -26,9 +26,9 @@ from router.tokenizer import Tokenizer
 from router.tokenizer_loading import load_tokenizer
 from router.validation import check_generate, resolve_max_tokens
 from worker.engine import Engine, EngineLimits
-from worker.scheduler import StepOutput
 from worker.sequence import Sequence
 from worker.startup import build_engine
+from worker.step_plan import StepOutput
 from worker.wire import REASONS, logprobs_message, sequence_of, usage_of
 
 

@@ -86,7 +86,7 @@ def oracle(greedy_oracle, prompts):
 
 
 def engine_for(demo_model, **settings) -> Engine:
-    """Steps of at most 256 tokens, unless ``settings`` says otherwise: the first one, in which all are used, is short."""
+    """Steps of at most 256 tokens, unless ``settings`` says otherwise: the first step, which is full, is short then."""
     settings = {"max_model_len": 4096, "max_num_batched_tokens": 256, **settings}
     engine, _ = build_engine(WorkerConfig(model=demo_model, dtype="float32", **settings))
     return engine
