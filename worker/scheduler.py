@@ -376,9 +376,10 @@ class Scheduler:
             return
         self._name_blocks(seq)
         full = min(seq.num_computed // self.block_size, len(seq.block_names))
-        for index in range(seq.num_committed, full):
-            self.pool.commit(seq.blocks[index], seq.block_names[index])
-        seq.num_committed = max(seq.num_committed, full)
+        if full > seq.num_committed:
+            filled = slice(seq.num_committed, full)
+            self.pool.commit(seq.blocks[filled], seq.block_names[filled])
+            seq.num_committed = full
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
