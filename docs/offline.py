@@ -6,7 +6,7 @@ The first run fetches the demo model (93 MB); ``--model`` names another.
 import argparse
 import sys
 
-from quire import LLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from quire import LLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 PROMPTS = ["The capital of France is", "Once upon a time", "One, two, three,"]
 
@@ -19,6 +19,9 @@ def all_at_once(model: str) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     for answer in llm.chat(question, SamplingParams(n=2, seed=1, max_tokens=48))[0].outputs:
         sys.stdout.write(f"[{answer.index}, {answer.finish_reason}] {answer.text}\n")
+    cities = StructuredOutputsParams(choice=["London", "Paris", "Rome"])
+    for output in llm.chat(question, SamplingParams(temperature=0.0, structured_outputs=cities)):
+        sys.stdout.write(f"One of three: {output.outputs[0].text}\n")
     llm.llm_engine.close()
 
 
