@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.offline import mixed_requests
 from worker.block_pool import BlockPool
-from worker.scheduler import Sampled, Scheduler
+from worker.scheduler import Scheduler
+from worker.step_plan import Sampled
 
 
 @dataclass

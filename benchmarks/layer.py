@@ -19,8 +19,8 @@ from worker.kv_cache import KVCache
 from worker.loader import open_checkpoint
 from worker.loader.weights import fill_randomly
 from worker.models import build_model
-from worker.scheduler import StepPlan
 from worker.sequence import token_array
+from worker.step_plan import StepPlan
 
 DEVICE = torch.device("cuda")
 LAYERS = 8

@@ -28,9 +28,10 @@ def extend_chain(parent: bytes, root: bytes, tokens: bytes | bytearray | memoryv
     stride = block_size * TOKEN_BYTES
     seed = int.from_bytes(root[:8], "little")
     digest = xxhash.xxh3_128_digest
+    data = bytes(tokens)
     names = []
-    for start in range(0, len(tokens) - stride + 1, stride):
-        parent = digest(b"".join((parent, tokens[start : start + stride])), seed)
+    for start in range(0, len(data) - stride + 1, stride):
+        parent = digest(parent + data[start : start + stride], seed)
         names.append(parent)
     return names
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quire.offline.llm_engine import LLMEngine
     from quire.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from quire.offline.sampling_params import RequestOutputKind, SamplingParams
+    from quire.offline.structured_outputs import StructuredOutputsParams
 else:
     _HOMES = {
         "EngineArgs": "engine_args",
@@ -23,6 +24,7 @@ else:
         "RequestOutput": "outputs",
         "RequestOutputKind": "sampling_params",
         "SamplingParams": "sampling_params",
+        "StructuredOutputsParams": "structured_outputs",
     }
 
     def __getattr__(name):
@@ -42,4 +44,5 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]

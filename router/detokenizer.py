@@ -16,12 +16,22 @@ class Detokenizer:
         token_bytes: the tokenizer's table.
         stops: the stop strings, or None.
         keep_stop: a stop string stays at the end of the text.
+        min_tokens: no stop string counts that ends within the text of this many first tokens.
     """
 
-    __slots__ = ("_keep_stop", "_matcher", "_rest", "_token_bytes", "stop_string")
+    __slots__ = ("_keep_stop", "_matcher", "_min_tokens", "_num_tokens", "_rest", "_token_bytes", "stop_string")
 
-    def __init__(self, token_bytes: TokenBytes, stops: StopPatterns | None = None, *, keep_stop: bool = False) -> None:
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        stops: StopPatterns | None = None,
+        *,
+        keep_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
         self._token_bytes = token_bytes
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._matcher = None if stops is None else StopMatcher(stops)
         self._keep_stop = keep_stop
         # The first bytes of an incomplete character.
@@ -36,16 +46,21 @@ class Detokenizer:
             Text to show, and how many of the ids belong to the sequence: all, unless a stop string ended it. Then
             ``stop_string`` is set, and push must not be called again.
         """
-        before = self._rest
-        data = before + self._token_bytes.join(token_ids)
-        text, used = utf_8_decode(data, "replace", False)
-        self._rest = data[used:]
+        count = len(token_ids)
         if self._matcher is None:
-            return text, len(token_ids)
-        shown = self._matcher.push(text)
+            return self._decode(token_ids), count
+        passed = ""
+        if self._num_tokens < self._min_tokens:
+            first = self._min_tokens - self._num_tokens
+            passed = self._matcher.pass_over(self._decode(token_ids[:first]))
+            token_ids = token_ids[first:]
+        self._num_tokens += count
+        before = self._rest
+        shown = self._matcher.push(self._decode(token_ids))
         if isinstance(shown, str):
-            return shown, len(token_ids)
-        return self._stopped(shown), self._count_until(before, token_ids, shown.end)
+            return passed + shown, count
+        used = count - len(token_ids) + self._count_until(before, token_ids, shown.end)
+        return passed + self._stopped(shown), used
 
     def flush(self) -> str:
         """The sequence ended: the rest of its text. May find a stop string in it, as ``push`` does."""
@@ -53,8 +68,17 @@ class Detokenizer:
         self._rest = b""
         if self._matcher is None:
             return text
+        if self._num_tokens <= self._min_tokens:
+            return self._matcher.pass_over(text) + self._matcher.flush()
         shown = self._matcher.push(text)
         return self._stopped(shown) if isinstance(shown, StopMatch) else shown + self._matcher.flush()
+
+    def _decode(self, token_ids: list[int]) -> str:
+        """The characters that these ids complete."""
+        data = self._rest + self._token_bytes.join(token_ids)
+        text, used = utf_8_decode(data, "replace", False)
+        self._rest = data[used:]
+        return text
 
     def _stopped(self, match: StopMatch) -> str:
         self.stop_string = match.stop

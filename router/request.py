@@ -31,6 +31,7 @@ class GenerateParams:
 
     Attributes:
         constraint: what the output must be, if anything.
+        min_tokens: before this many, neither a token nor a stop string ends the output.
         max_tokens: None: as many as the context has room for.
         eos_token_ids: the model's end-of-sequence tokens, unless the client wants to go past them.
         stop_token_ids: the client's.
@@ -128,7 +129,7 @@ class Choice:
         self.token_ids: list[int] = []
         self.cached_tokens = 0
         stops = compile_stops(params.stop) if params.stop else None
-        self._detokenizer = Detokenizer(token_bytes, stops, keep_stop=params.keep_stop)
+        self._detokenizer = Detokenizer(token_bytes, stops, keep_stop=params.keep_stop, min_tokens=params.min_tokens)
         # A stop token ends the text before itself, unless the client wants to see it.
         self._ending_ids = params.eos_token_ids if params.keep_stop else params.eos_token_ids | params.stop_token_ids
         self._text: list[str] = []

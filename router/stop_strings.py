@@ -104,9 +104,22 @@ class StopMatcher:
             if stop:
                 shown = self._held + text[:position]
                 return StopMatch(shown[: len(shown) - len(stop)], stop, position)
+        return self._show(text, state)
+
+    def pass_over(self, text: str) -> str:
+        """Takes the next piece, in which no stop string may end; one that begins in it may end later. As ``push``."""
+        patterns, state = self._patterns, self._state
+        for character in text:
+            state = patterns.step(state, character)
+        while state and not patterns.next[state]:
+            state = patterns.fallback[state]  # a stop string that was passed over becomes no other one
+        return self._show(text, state)
+
+    def _show(self, text: str, state: int) -> str:
+        """Holds back what may yet become a stop string, and returns the rest."""
         self._state = state
         text = self._held + text
-        held = patterns.depth[state]
+        held = self._patterns.depth[state]
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 

@@ -12,6 +12,7 @@ if not Path("/dev/nvidiactl").exists():
 
 if TYPE_CHECKING:
     from router.tokenizer import Tokenizer
+    from tests.doubles.demo_oracle import GreedyOracle
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,11 @@ def demo_tokenizer(demo_model: Path) -> "Tokenizer":
     from router.tokenizer_loading import load_tokenizer
 
     return load_tokenizer(demo_model)
+
+
+@pytest.fixture(scope="session")
+def greedy_oracle(demo_model: Path, request: pytest.FixtureRequest) -> "GreedyOracle":
+    """What transformers generates with the demo model, which it loads once for all tests that ask."""
+    from tests.doubles.demo_oracle import GreedyOracle
+
+    return GreedyOracle(demo_model, request.config.rootpath / ".cache" / "greedy-oracle")

@@ -82,40 +82,44 @@ class BlockPool:
         """
         if count > self.num_available:
             raise OutOfBlocks(f"{count} blocks wanted, {self.num_available} of {self.num_blocks} available")
-        blocks = []
-        for _ in range(count):
-            if self._blank:
-                block = self._blank.popleft()
-            else:
-                block, _ = self._cached.popitem(last=False)
-                self._forget(block)
-            self._references[block] = 1
+        references, blank = self._references, self._blank
+        blocks = [blank.popleft() for _ in range(min(count, len(blank)))]
+        while len(blocks) < count:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
             blocks.append(block)
+        for block in blocks:
+            references[block] = 1
         return blocks
 
-    def commit(self, block: int, name: bytes) -> None:
-        """Makes a referenced, full block known by its name. The first block of a name stays the known one."""
-        if self.enable_prefix_caching and self._names[block] is None and name not in self._by_name:
-            self._names[block] = name
-            self._by_name[name] = block
-            if self._changes is not None:
-                self._changes.store(name)
+    def commit(self, blocks: list[int], names: list[bytes]) -> None:
+        """Makes referenced, full blocks known by their names. The first block of a name stays the known one."""
+        if not self.enable_prefix_caching:
+            return
+        names_of, by_name, changes = self._names, self._by_name, self._changes
+        for block, name in zip(blocks, names, strict=True):
+            if names_of[block] is None and name not in by_name:
+                names_of[block] = name
+                by_name[name] = block
+                if changes is not None:
+                    changes.store(name)
 
     def release(self, blocks: list[int]) -> None:
         """Gives back one reference to each block of a sequence, whose blocks are in prompt order.
 
         The tail is queued for eviction before the head: a prefix is of use only as long as all before it is there.
         """
+        references, names, cached = self._references, self._names, self._cached
         for block in reversed(blocks):
-            references = self._references[block] - 1
-            if references < 0:
+            left = references[block] - 1
+            if left < 0:
                 raise AssertionError(f"block {block} was released more often than taken")
-            self._references[block] = references
-            if references == 0:
-                if self._names[block] is None:
+            references[block] = left
+            if left == 0:
+                if names[block] is None:
                     self._blank.append(block)
                 else:
-                    self._cached[block] = None
+                    cached[block] = None
 
     def clear_cache(self) -> None:
         """Forgets all prefixes. Referenced blocks stay with their sequences."""

@@ -13,8 +13,8 @@ import torch
 from worker.gpu_input import GpuInputBuilder, decode_size, send
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
-from worker.scheduler import StepPlan
 from worker.step_input import StepInput
+from worker.step_plan import StepPlan
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.grammar_masks import GrammarMasks
-from worker.scheduler import Sampled, Scheduler, StepOutput, StepPlan
+from worker.scheduler import Scheduler
 from worker.sequence import FinishReason, Sequence
+from worker.step_plan import Sampled, StepOutput, StepPlan
 
 
 @dataclass(frozen=True)

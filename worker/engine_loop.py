@@ -10,8 +10,8 @@ from collections.abc import Callable
 from protos import worker_pb2
 from worker.engine import Engine
 from worker.prefix_changes import PrefixChanges
-from worker.scheduler import StepOutput
 from worker.sequence import FinishReason, Sequence
+from worker.step_plan import StepOutput
 
 logger = logging.getLogger(__name__)
 

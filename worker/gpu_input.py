@@ -10,8 +10,8 @@ import torch
 
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
 from kernels.gpu.step_columns import token_columns, update_tables
-from worker.scheduler import StepPlan
 from worker.step_input import StepInput
+from worker.step_plan import StepPlan
 
 Column = np.ndarray | list[int]
 

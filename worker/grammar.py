@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -92,7 +93,7 @@ class Automaton:
 
 
 class GrammarCompiler:
-    """Makes automata, and keeps the grammars that were asked for last. Used by one event loop.
+    """Makes automata, and keeps the grammars that were asked for last. Used by one thread, event loop or not.
 
     Args:
         vocabulary: the model's; or why there is none.
@@ -102,7 +103,7 @@ class GrammarCompiler:
     def __init__(self, vocabulary: Vocabulary | VocabularyError, vocab_size: int) -> None:
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
-        self._grammars: OrderedDict[Constraint, asyncio.Future[LLMatcher]] = OrderedDict()
+        self._grammars: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
         self._probe = GrammarProbe()
         self._thread = CompileThread(STACK_BYTES)
         self._tokenizer: LLTokenizer | None = None
@@ -113,9 +114,13 @@ class GrammarCompiler:
         Raises:
             GrammarError: the constraint is wrong or too large, there is no vocabulary, or ``output`` does not fit.
         """
-        grammar = await asyncio.shield(self._grammar(constraint))
+        grammar = await asyncio.shield(asyncio.wrap_future(self._grammar(constraint)))
         # Not on the thread, where it would wait for others' grammars.
         return await asyncio.to_thread(self._start, grammar, constraint, output)
+
+    def wait_for_automaton(self, constraint: Constraint) -> Automaton:
+        """``automaton``, for callers that may be held up."""
+        return self._start(self._grammar(constraint).result(), constraint, ())
 
     def close(self) -> None:
         """Ends the thread and the probe; nothing may be asked for after this."""
@@ -127,21 +132,18 @@ class GrammarCompiler:
         automaton.replay(output)
         return automaton
 
-    def _grammar(self, constraint: Constraint) -> "asyncio.Future[LLMatcher]":
+    def _grammar(self, constraint: Constraint) -> "Future[LLMatcher]":
         """The grammar, from the cache or in the making: whoever asks for the same meanwhile waits for the same."""
         grammars = self._grammars
         future = grammars.get(constraint)
-        if future is None:
-            future = grammars[constraint] = asyncio.wrap_future(self._thread.submit(partial(self._compile, constraint)))
-            future.add_done_callback(partial(self._forget_failed, constraint))
+        if future is None or _failed(future):
+            for known in [known for known, made in grammars.items() if _failed(made)]:
+                del grammars[known]
+            future = grammars[constraint] = self._thread.submit(partial(self._compile, constraint))
             while len(grammars) > _CACHED_GRAMMARS:
                 grammars.popitem(last=False)
         grammars.move_to_end(constraint)
         return future
-
-    def _forget_failed(self, constraint: Constraint, future: "asyncio.Future[LLMatcher]") -> None:
-        if future.cancelled() or future.exception() is not None:
-            self._grammars.pop(constraint, None)
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         if not isinstance(self._vocabulary, Vocabulary):
@@ -156,6 +158,10 @@ class GrammarCompiler:
         if wrong:
             raise GrammarError(constraint.field, f"{constraint.kind} cannot be followed: {wrong}")
         return matcher
+
+
+def _failed(future: "Future[LLMatcher]") -> bool:
+    return future.done() and future.exception() is not None
 
 
 class _Tokens:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.scheduler import StepPlan
 from worker.sequence import Sequence
+from worker.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -50,7 +50,7 @@ class GrammarMasks:
             assert automaton is not None
             words = automaton.vocab_size // 32 + 1
             if not seq.finished:
-                running.append((row, seq, automaton, plan.sampling[place].banned))
+                running.append((row, seq, automaton, plan.banned.get(place, [])))
         bits = np.full((len(plan.constrained), words), _ALL, dtype=np.uint32)
         if running:
             self._compute([(automaton.matcher, row) for row, _, automaton, _ in running], bits)

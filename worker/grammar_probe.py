@@ -16,6 +16,8 @@ import threading
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from worker.child_environment import child_environment
+
 # For one grammar, the process's start included.
 PROBE_TIMEOUT_S = 8.0
 LIMITS = LLParserLimits(verbose_errors=False)
@@ -38,6 +40,7 @@ class GrammarProbe:
                 [sys.executable, "-m", "worker.grammar_probe"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                env=child_environment(),
                 process_group=0,  # Ctrl-C in the terminal is for the worker alone
             )
         assert process.stdin is not None

@@ -15,9 +15,9 @@ from kernels.token_bitmask import TokenBitmask
 from worker.engine import LaunchedStep
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
-from worker.scheduler import PromptRow, Sampled, StepPlan, prompt_logit_pieces
 from worker.sequence import TokenLogprobs
 from worker.step_input import InputBuilder, build_adjustments, build_bitmask, build_sampling
+from worker.step_plan import PromptRow, Sampled, StepPlan, prompt_logit_pieces
 from worker.token_history import TokenHistory
 
 if TYPE_CHECKING:
@@ -99,13 +99,14 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Samples an id for each row, [samples] int64, and sends what the host is to know on its way."""
         rows = [plan.rows[index] for index in plan.samples]
-        rules = build_adjustments(plan.sampling, self.history.penalties(plan.sampling, rows), mask, self.device)
+        penalties = self.history.penalties(plan.sampling, rows)
+        rules = build_adjustments(plan.sampling, plan.banned, penalties, mask, self.device)
         adjusted = logits if rules is None else adjust_logits(logits, rules)
-        ids = sample(adjusted, build_sampling(plan.sampling, self.device))
+        ids = sample(adjusted, build_sampling(plan.sampling, plan.output_indices, self.device))
         self.history.count(plan.sampling, rows, ids)
         result.ids = _to_host(ids)
         top_counts = {
-            place: row.params.logprobs for place, row in enumerate(plan.sampling) if row.params.logprobs is not None
+            place: params.logprobs for place, params in enumerate(plan.sampling) if params.logprobs is not None
         }
         if top_counts:
             places = torch.tensor(list(top_counts), device=self.device)

@@ -1,19 +1,18 @@
 """The worker's end of one router's stream: slots, credits, and what is pending for the next message."""
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
 
-from protos import sampling_pb2, worker_pb2
+from protos import worker_pb2
 from worker.engine import EngineLimits
 from worker.grammar import Constraint
 from worker.kv_event_feed import MAX_NAMES, KvEventFeed
 from worker.prefix_changes import PrefixChanges
 from worker.sequence import Sequence, TokenLogprobs
-from worker.wire import REASONS, InvalidSubmit, logprobs_message, sequence_of, usage_of
+from worker.wire import REASONS, InvalidSubmit, constraint_of, logprobs_message, sequence_of, usage_of
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ class RouterStream:
         except InvalidSubmit as error:
             self._reject(slot, worker_pb2.Rejected.REASON_INVALID, str(error))
             return
-        refusal = self._submit_to_engine(self, seq, _constraint(submit.sampling))
+        refusal = self._submit_to_engine(self, seq, constraint_of(submit.sampling))
         if refusal is not None:
             self._reject(slot, refusal, "")
             return
@@ -256,15 +255,3 @@ class RouterStream:
         )
         self._rows, self._logprobs, self._prompt_logprobs, self._admitted, self._finished = {}, [], [], [], []
         return batch
-
-
-def _constraint(sampling: sampling_pb2.SamplingParams) -> Constraint | None:
-    """What the output must be, if anything."""
-    kind = sampling.WhichOneof("constraint")
-    if kind is None:
-        return None
-    if kind == "json_object":
-        return Constraint(kind)
-    if kind == "choices":
-        return Constraint(kind, json.dumps(list(sampling.choices.texts)))
-    return Constraint(kind, getattr(sampling, kind))

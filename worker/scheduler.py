@@ -11,141 +11,22 @@ Sequences are served by priority, then by arrival. The waiting and the running o
 last running one is always the one to preempt.
 """
 
-from array import array
 from bisect import insort
-from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from protos.prefix import extend_chain
 from worker.block_pool import BlockPool
-from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, TokenLogprobs, token_array
+from worker.sequence import FinishReason, Sequence, SequenceStatus
+from worker.step_plan import History, PromptRow, Sampled, StepOutput, StepPlan
 
 if TYPE_CHECKING:
     from worker.grammar import Automaton
 
 
-class SampleRow(NamedTuple):
-    """How one token is sampled: parameters, its output index, and tokens that it must not be."""
-
-    params: SamplingParams
-    output_index: int
-    banned: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The known tokens of a sequence with penalties, for the counts that the device keeps for its row."""
-
-    row: int
-    prompt: "array[int]"
-    output: "array[int]"
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """A chunk of a prompt whose log-probabilities are wanted.
-
-    Attributes:
-        sequence: index in the plan.
-        first: prompt index of the first target.
-        targets: consecutive prompt tokens; each is predicted by the computed token before it.
-        top_count: alternatives to report.
-    """
-
-    sequence: int
-    first: int
-    targets: "array[int]"
-    top_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a step computed for the host, in the order of its plan's columns.
-
-    Attributes:
-        ids: of ``samples``.
-        logprobs: of ``samples``; None where they were not asked for.
-        prompt_logprobs: of ``prompt_logprobs``, one entry for each target.
-    """
-
-    ids: list[int]
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """One engine step. The columns have one entry per sequence; those with one token come first.
-
-    Attributes:
-        number: counts from 1.
-        sequences: for ``settle``; the runner does not read them.
-        rows: places in the device's per-sequence buffers.
-        starts: position of the first token to compute.
-        counts: tokens to compute.
-        block_tables: blocks of the whole context, this step's tokens included.
-        token_ids: ids of all tokens to compute, one sequence after another; 0 where the id is still on the device.
-        device_tokens: indices into ``token_ids`` whose id is the last one sampled for the row.
-        samples: indices of the sequences that get a next token.
-        sampling: how, for each of them.
-        constrained: indices of the samples whose sequences follow a grammar.
-        started_rows: rows that were given to a sequence in this step.
-        histories: sequences with penalties that were given their row in this step.
-        prompt_logprobs: indices of the sequences of which the computed tokens' log-probabilities are wanted.
-        admitted: sequences that run for the first time.
-    """
-
-    number: int
-    sequences: list[Sequence] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    block_tables: list[list[int]] = field(default_factory=list)
-    token_ids: "array[int]" = field(default_factory=token_array)
-    device_tokens: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    sampling: list[SampleRow] = field(default_factory=list)
-    constrained: list[int] = field(default_factory=list)
-    started_rows: list[int] = field(default_factory=list)
-    histories: list[History] = field(default_factory=list)
-    prompt_logprobs: list[PromptRow] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What one step came to.
-
-    Attributes:
-        number: the step.
-        tokens: (sequence, output index of the first id, ids).
-        logprobs: (sequence, output index of the first, one for each id) where they were asked for.
-        prompt_logprobs: (sequence, prompt index of the first, consecutive ones).
-        admitted: sequences that ran for the first time; their ``num_cached_tokens`` is known.
-        finished: sequences that ended, their reason set and their blocks given back.
-    """
-
-    number: int
-    tokens: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)
-    logprobs: list[tuple[Sequence, int, list[TokenLogprobs]]] = field(default_factory=list)
-    prompt_logprobs: list[tuple[Sequence, int, list[TokenLogprobs]]] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    finished: list[Sequence] = field(default_factory=list)
-
-
-_NO_TOKENS: list[int] = []
+# A global is found in half the time of an enum's member.
+_RUNNING, _FINISHED = SequenceStatus.RUNNING, SequenceStatus.FINISHED
 _TURN = attrgetter("turn")
-
-# Prompt tokens whose logits are held at once: each takes as many floats as the vocabulary has tokens.
-_PROMPT_LOGITS_AT_ONCE = 64
-
-
-def prompt_logit_pieces(plan: StepPlan, row: PromptRow) -> list[range]:
-    """The step's tokens that predict a row's targets, by their places in the step, in pieces that fit into memory."""
-    start = sum(plan.counts[: row.sequence]) + row.first - 1 - plan.starts[row.sequence]
-    end = start + len(row.targets)
-    return [range(at, min(at + _PROMPT_LOGITS_AT_ONCE, end)) for at in range(start, end, _PROMPT_LOGITS_AT_ONCE)]
 
 
 class Scheduler:
@@ -210,32 +91,18 @@ class Scheduler:
         Returns:
             The plan, or None when nothing can be computed now.
         """
-        budget = self.max_num_batched_tokens
-        work: dict[Sequence, int] = {}
+        decodes, prefills = self._plan_decodes()
+        budget = self.max_num_batched_tokens - len(decodes)
+        if decodes and self.max_num_prefill_tokens_with_decodes:
+            budget = min(budget, self.max_num_prefill_tokens_with_decodes)
+        chunks: list[tuple[Sequence, int]] = []
+        for seq in prefills:
+            # A sequence may have been preempted meanwhile for one that decodes.
+            if budget and seq.status is _RUNNING:
+                budget -= self._advance(seq, budget, chunks)
+
         admitted: list[Sequence] = []
         started: list[Sequence] = []
-
-        decodes: list[Sequence] = []
-        prefills: list[Sequence] = []
-        for seq in self.running:
-            # Everything in this loop is done once for each running sequence in each step.
-            pending = seq.num_pending
-            length = len(seq.tokens) + pending
-            if length >= seq.last_len or (pending and seq.sampling.needs_known_tokens):
-                continue  # a pending token will be its last one, or must be known first
-            (decodes if length - seq.num_computed == 1 else prefills).append(seq)
-        for seq in decodes:
-            # A sequence may have been preempted meanwhile for one before it.
-            if budget and seq.status is SequenceStatus.RUNNING and self._grow(seq):
-                work[seq] = self._advance(seq, budget)
-                budget -= work[seq]
-        if work and self.max_num_prefill_tokens_with_decodes:
-            budget = min(budget, self.max_num_prefill_tokens_with_decodes)
-        for seq in prefills:
-            if budget and seq.status is SequenceStatus.RUNNING:
-                work[seq] = self._advance(seq, budget)
-                budget -= work[seq]
-
         while budget and self.waiting:
             seq = self.waiting[0]
             first_run = seq.num_cached_tokens is None
@@ -244,13 +111,19 @@ class Scheduler:
             if first_run:
                 admitted.append(seq)
             started.append(seq)
-            work[seq] = self._advance(seq, budget)
-            budget -= work[seq]
+            budget -= self._advance(seq, budget, chunks)
 
-        if not work:
+        if not decodes and not chunks:
             return None
         self._step += 1
-        return self._write(work, admitted, started)
+        plan = StepPlan(self._step, admitted=admitted)
+        self._write_decodes(plan, decodes)
+        for single in (True, False):
+            for seq, count in chunks:
+                if (count == 1) == single:
+                    self._write_chunk(plan, seq, count)
+        self._write_started(plan, started)
+        return plan
 
     def settle(self, plan: StepPlan, sampled: Sampled) -> StepOutput:
         """Takes in what a step computed.
@@ -260,26 +133,29 @@ class Scheduler:
             sampled: in the order of the plan's columns.
         """
         output = StepOutput(plan.number, admitted=[seq for seq in plan.admitted if not seq.finished])
-        for wanted, found in zip(plan.prompt_logprobs, sampled.prompt_logprobs, strict=True):
+        for wanted, rows in zip(plan.prompt_logprobs, sampled.prompt_logprobs, strict=True):
             seq = plan.sequences[wanted.sequence]
             if not seq.finished:
-                output.prompt_logprobs.append((seq, wanted.first, found))
+                output.prompt_logprobs.append((seq, wanted.first, rows))
+        sequences, emitted, logprobs = plan.sequences, output.tokens, sampled.logprobs
         for place, (index, token_id) in enumerate(zip(plan.samples, sampled.ids, strict=True)):
-            seq = plan.sequences[index]
-            if seq.finished:
+            # Once for each running sequence in each step, as in ``_plan_decodes``: no properties, no calls.
+            seq = sequences[index]
+            if seq.status is _FINISHED:
                 continue
-            logprobs = sampled.logprobs[place] if sampled.logprobs else None
-            if logprobs is not None:
-                output.logprobs.append((seq, seq.num_output, [logprobs]))
-            output.tokens.append((seq, seq.num_output, [token_id]))
-            seq.tokens.append(token_id)
+            tokens = seq.tokens
+            num_output = len(tokens) - seq.output_start
+            if logprobs and (found := logprobs[place]) is not None:
+                output.logprobs.append((seq, num_output, [found]))
+            emitted.append((seq, num_output, [token_id]))
+            tokens.append(token_id)
             seq.num_pending -= 1
             if token_id in seq.stop_token_ids:
                 seq.stop_token_id = token_id
                 self._finish(seq, FinishReason.STOP)
             elif seq.automaton is not None and not self._follow(seq, seq.automaton, token_id):
                 pass  # it has ended
-            elif len(seq.tokens) >= seq.last_len:
+            elif len(tokens) >= seq.last_len:
                 self._finish(seq, FinishReason.LENGTH)
             else:
                 continue
@@ -318,13 +194,48 @@ class Scheduler:
         insort(self.running, seq, key=_TURN)
         return True
 
-    def _grow(self, seq: Sequence) -> bool:
-        """Makes room for the sequence's newest token, preempting those whose turn is last. False: it had to go itself.
+    def _plan_decodes(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Gives every running sequence of which one token is to be computed its place in the step.
+
+        Returns:
+            Those that got one, and those that have more to compute; both in the order of their turns.
+        """
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        budget, block_size = self.max_num_batched_tokens, self.block_size
+        for seq in tuple(self.running):
+            # Once for each running sequence in each step: no properties, no calls.
+            pending = seq.num_pending
+            length = len(seq.tokens) + pending
+            if length >= seq.last_len or (pending and seq.needs_known_tokens):
+                continue  # a pending token will be its last one, or must be known first
+            if length - seq.num_computed != 1:
+                prefills.append(seq)
+                continue
+            if seq.status is not _RUNNING or not budget:
+                continue  # preempted meanwhile for one before it, or too late
+            # In two of the places in a block there is more to do: the first one needs a block, and the last one fills
+            # it, though the host may know its token only by the next step.
+            at_border = length % block_size <= 1
+            if at_border and not self._grow(seq, length):
+                continue
+            budget -= 1
+            seq.num_computed = length
+            if at_border and length // block_size > seq.num_committed:
+                self._commit(seq)
+            decodes.append(seq)
+        return decodes, prefills
+
+    def _grow(self, seq: Sequence, length: int) -> bool:
+        """Makes room for the sequence's first ``length`` tokens, preempting those whose turn is last.
 
         A sequence that is in the step already is never preempted: decodes are visited in the order of their turns, and
         prompts in progress, which come after them, have all their blocks.
+
+        Returns:
+            False when the sequence had to go itself.
         """
-        missing = self._blocks_for(len(seq.tokens) + seq.num_pending) - len(seq.blocks)
+        missing = self._blocks_for(length) - len(seq.blocks)
         if missing <= 0:
             return True
         while missing > self.pool.num_available:
@@ -335,59 +246,83 @@ class Scheduler:
         seq.blocks += self.pool.allocate(missing)
         return True
 
-    def _advance(self, seq: Sequence, budget: int) -> int:
-        """Counts the next chunk as computed and returns its tokens.
+    def _advance(self, seq: Sequence, budget: int, chunks: list[tuple[Sequence, int]]) -> int:
+        """Adds the sequence's next chunk, counts it as computed and returns its tokens.
 
         Blocks that it fills are known from here on, even to sequences of the same step: in every layer, a step
         writes all keys and values before it reads any.
         """
-        count = min(len(seq.tokens) + seq.num_pending - seq.num_computed, budget)
+        count = min(seq.total_len - seq.num_computed, budget)
         if count > 1 and self.long_prefill_token_threshold:
             count = min(count, self.long_prefill_token_threshold)
         seq.num_computed += count
         if seq.num_computed // self.block_size > seq.num_committed:
             self._commit(seq)
+        chunks.append((seq, count))
         return count
 
-    def _write(self, work: dict[Sequence, int], admitted: list[Sequence], started: list[Sequence]) -> StepPlan:
-        """Lays the step out in columns."""
-        plan = StepPlan(self._step, admitted=admitted)
-        singles = [item for item in work.items() if item[1] == 1]
-        chunks = [item for item in work.items() if item[1] > 1]
-        token_ids, samples, sampling = plan.token_ids, plan.samples, plan.sampling
-        for place, (seq, count) in enumerate((*singles, *chunks)):
-            # As in ``plan``: once for each sequence in each step.
-            tokens, params = seq.tokens, seq.sampling
-            end = seq.num_computed
-            start = end - count
-            plan.sequences.append(seq)
-            plan.rows.append(seq.row)
-            plan.starts.append(start)
-            plan.counts.append(count)
-            plan.block_tables.append(seq.blocks)
-            if end > len(tokens):
-                token_ids.extend(tokens[start:])
-                plan.device_tokens.append(len(token_ids))
-                token_ids.append(0)
-            elif count == 1:
-                token_ids.append(tokens[start])
-            else:
-                token_ids.extend(tokens[start:end])
-            if end == len(tokens) + seq.num_pending:
-                banned = seq.banned_tokens() if params.bans_tokens else _NO_TOKENS
-                if seq.automaton is not None:
-                    plan.constrained.append(len(samples))
-                samples.append(place)
-                sampling.append(SampleRow(params, end - seq.output_start, banned))
-                seq.num_pending += 1
-            if params.prompt_logprobs is not None:
-                self._want_prompt_logprobs(plan, place, params.prompt_logprobs)
+    def _write_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> None:
+        """Lays out the sequences of which the newest token is computed and the next one sampled, column by column."""
+        count = len(decodes)
+        plan.sequences = decodes
+        plan.rows = [seq.row for seq in decodes]
+        plan.starts = [seq.num_computed - 1 for seq in decodes]
+        plan.counts = [1] * count
+        plan.block_tables = [seq.blocks for seq in decodes]
+        plan.token_ids.extend([0 if seq.num_pending else seq.tokens[-1] for seq in decodes])
+        plan.device_tokens = [place for place, seq in enumerate(decodes) if seq.num_pending]
+        plan.samples = list(range(count))
+        plan.sampling = [seq.sampling for seq in decodes]
+        plan.output_indices = [seq.num_computed - seq.output_start for seq in decodes]
+        for place, seq in enumerate(decodes):
+            if seq.has_rules or seq.automaton is not None:
+                self._write_rules(plan, place, place)
+            seq.num_pending += 1
+
+    def _write_chunk(self, plan: StepPlan, seq: Sequence, count: int) -> None:
+        """Lays out a chunk of known tokens; what follows it is sampled if it is the last one."""
+        place, end = len(plan.sequences), seq.num_computed
+        plan.sequences.append(seq)
+        plan.rows.append(seq.row)
+        plan.starts.append(end - count)
+        plan.counts.append(count)
+        plan.block_tables.append(seq.blocks)
+        plan.token_ids.extend(seq.tokens[end - count : end])
+        sample = None
+        if end == seq.total_len:
+            sample = len(plan.samples)
+            plan.samples.append(place)
+            plan.sampling.append(seq.sampling)
+            plan.output_indices.append(end - seq.output_start)
+        self._write_rules(plan, place, sample)
+        if sample is not None:
+            seq.num_pending += 1
+
+    def _write_rules(self, plan: StepPlan, place: int, sample: int | None) -> None:
+        """Adds what only some sequences have; before their next token counts as pending.
+
+        Args:
+            plan: the step.
+            place: of the sequence.
+            sample: place of its next token among the samples; None when it gets none.
+        """
+        seq = plan.sequences[place]
+        params = seq.sampling
+        if sample is not None and params.bans_tokens:
+            plan.banned[sample] = seq.banned_tokens()
+        if sample is not None and seq.automaton is not None:
+            plan.constrained.append(sample)
+        if params.prompt_logprobs is not None:
+            self._want_prompt_logprobs(plan, place, params.prompt_logprobs)
+
+    @staticmethod
+    def _write_started(plan: StepPlan, started: list[Sequence]) -> None:
+        """Adds what the device must know of sequences that were given a row."""
         for seq in started:
             plan.started_rows.append(seq.row)
             if seq.sampling.has_penalties:
                 prompt, output = seq.tokens[: seq.output_start], seq.tokens[seq.output_start :]
                 plan.histories.append(History(seq.row, prompt, output))
-        return plan
 
     @staticmethod
     def _want_prompt_logprobs(plan: StepPlan, place: int, top_count: int) -> None:
@@ -411,7 +346,7 @@ class Scheduler:
         insort(self.waiting, seq, key=_TURN)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        if seq.status is SequenceStatus.RUNNING:
+        if seq.status is _RUNNING:
             self._commit(seq)
             self._leave(seq)
         else:
@@ -441,9 +376,10 @@ class Scheduler:
             return
         self._name_blocks(seq)
         full = min(seq.num_computed // self.block_size, len(seq.block_names))
-        for index in range(seq.num_committed, full):
-            self.pool.commit(seq.blocks[index], seq.block_names[index])
-        seq.num_committed = max(seq.num_committed, full)
+        if full > seq.num_committed:
+            filled = slice(seq.num_committed, full)
+            self.pool.commit(seq.blocks[filled], seq.block_names[filled])
+            seq.num_committed = full
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

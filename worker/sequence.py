@@ -46,6 +46,11 @@ class SamplingParams:
         return self.min_tokens > 0 or bool(self.bad_words)
 
     @property
+    def has_rules(self) -> bool:
+        """Whether there is something to look at in each step."""
+        return self.bans_tokens or self.prompt_logprobs is not None
+
+    @property
     def needs_known_tokens(self) -> bool:
         """Whether the next token cannot be chosen before the host knows the last one."""
         return bool(self.bad_words) and any(len(word) > 1 for word in self.bad_words)
@@ -91,6 +96,7 @@ class Sequence:
         num_prompt_tokens: length of the prompt as submitted (output of an earlier attempt included).
         output_start: where the output begins in ``tokens``: after the prompt that the client sent.
         last_len: length of ``tokens`` at which ``max_tokens`` is reached.
+        needs_known_tokens, has_rules: those of ``sampling``, which the scheduler asks in each step.
         num_emitted: how many of the prompt's last tokens are output of an earlier attempt.
         max_tokens: most output tokens, ``num_emitted`` included.
         cache_root: root of the block hash chain.
@@ -127,6 +133,8 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     output_start: int = field(init=False)
     last_len: int = field(init=False)
+    needs_known_tokens: bool = field(init=False)
+    has_rules: bool = field(init=False)
     blocks: list[int] = field(default_factory=list)
     block_names: list[bytes] = field(default_factory=list)
     num_committed: int = 0
@@ -144,6 +152,8 @@ class Sequence:
         self.num_prompt_tokens = len(self.tokens)
         self.output_start = self.num_prompt_tokens - self.num_emitted
         self.last_len = self.output_start + self.max_tokens
+        self.needs_known_tokens = self.sampling.needs_known_tokens
+        self.has_rules = self.sampling.has_rules
 
     @property
     def total_len(self) -> int:

@@ -16,8 +16,9 @@ from worker.engine_loop import EngineLoop
 from worker.grammar import Constraint, GrammarCompiler, GrammarError
 from worker.prefix_changes import PrefixChanges
 from worker.router_stream import RouterStream
-from worker.scheduler import StepOutput
 from worker.sequence import FinishReason, Sequence, SequenceStatus
+from worker.step_plan import StepOutput
+from worker.wire import blamed_field
 
 logger = logging.getLogger(__name__)
 
@@ -200,8 +201,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         for seq, first_index, token_ids in output.tokens:
             self._owners[seq].tokens(seq, first_index, token_ids)
         for seq in output.finished:
-            field = "" if seq.automaton is None or not seq.error else seq.automaton.constraint.field
-            self._owners.pop(seq).finished(seq, seq.error, field)
+            self._owners.pop(seq).finished(seq, seq.error, blamed_field(seq))
         self._load = load
         for stream in self._streams:
             stream.step_ended(output.number, load)

@@ -12,8 +12,8 @@ from kernels.attention import AttentionBatch, HostLayout
 from kernels.logit_adjustments import Entries, LogitAdjustments, Penalties
 from kernels.sampling import SamplingBatch, random_key
 from kernels.token_bitmask import TokenBitmask
-from worker.scheduler import SampleRow, StepPlan
 from worker.sequence import SamplingParams
+from worker.step_plan import StepPlan
 
 
 @dataclass(frozen=True)
@@ -102,18 +102,19 @@ def _host_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int,
     )
 
 
-def build_sampling(rows: list[SampleRow], device: torch.device) -> SamplingBatch:
+def build_sampling(sampling: list[SamplingParams], output_indices: list[int], device: torch.device) -> SamplingBatch:
     """The rows' parameters as tensors, leaving out those that no row uses.
 
     Args:
-        rows: how each row is sampled.
+        sampling: how each row is sampled.
+        output_indices: which token of its output each row is.
         device: where the logits are.
     """
-    if all(row.params.temperature == 0 for row in rows):
+    if all(params.temperature == 0 for params in sampling):
         return SamplingBatch()
-    keys = [random_key(row.params.seed, row.output_index) for row in rows]
+    keys = [random_key(params.seed, index) for params, index in zip(sampling, output_indices, strict=True)]
     # A greedy row's filters change nothing.
-    active = [row.params if row.params.temperature else SamplingParams(temperature=0) for row in rows]
+    active = [params if params.temperature else SamplingParams(temperature=0) for params in sampling]
     floats = partial(torch.tensor, dtype=torch.float32, device=device)
     integers = partial(torch.tensor, dtype=torch.int64, device=device)
     return SamplingBatch(
@@ -127,19 +128,24 @@ def build_sampling(rows: list[SampleRow], device: torch.device) -> SamplingBatch
 
 
 def build_adjustments(
-    rows: list[SampleRow], penalties: Penalties | None, grammar: TokenBitmask | None, device: torch.device
+    sampling: list[SamplingParams],
+    banned_tokens: dict[int, list[int]],
+    penalties: Penalties | None,
+    grammar: TokenBitmask | None,
+    device: torch.device,
 ) -> LogitAdjustments | None:
     """The rows' rules for single logits as tensors; None when no row has any.
 
     Args:
-        rows: how each row is sampled.
+        sampling: how each row is sampled.
+        banned_tokens: what it must not be, by row.
         penalties: of those rows that have them.
         grammar: the same.
         device: where the logits are.
     """
-    bias = [(place, token, value) for place, row in enumerate(rows) for token, value in row.params.logit_bias]
-    allowed = [(place, token) for place, row in enumerate(rows) for token in row.params.allowed_token_ids]
-    banned = [(place, token) for place, row in enumerate(rows) for token in row.banned]
+    bias = [(place, token, value) for place, params in enumerate(sampling) for token, value in params.logit_bias]
+    allowed = [(place, token) for place, params in enumerate(sampling) for token in params.allowed_token_ids]
+    banned = [(place, token) for place, tokens in banned_tokens.items() for token in tokens]
     if not (bias or allowed or banned or penalties or grammar):
         return None
 

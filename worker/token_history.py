@@ -3,7 +3,8 @@
 import torch
 
 from kernels.logit_adjustments import Penalties
-from worker.scheduler import History, SampleRow
+from worker.sequence import SamplingParams
+from worker.step_plan import History
 
 
 class TokenHistory:
@@ -32,14 +33,14 @@ class TokenHistory:
             output = self._tensor(history.output.tolist())
             output_counts[history.row] = torch.bincount(output, minlength=self._shape[1])
 
-    def penalties(self, rows: list[SampleRow], row_numbers: list[int]) -> Penalties | None:
+    def penalties(self, sampling: list[SamplingParams], row_numbers: list[int]) -> Penalties | None:
         """The penalties of a step's samples; None when no sample has any.
 
         Args:
-            rows: the samples.
+            sampling: how each sample is sampled.
             row_numbers: their rows.
         """
-        places = [place for place, row in enumerate(rows) if row.params.has_penalties]
+        places = [place for place, params in enumerate(sampling) if params.has_penalties]
         if not places:
             return None
         prompt_seen, output_counts = self._buffers()
@@ -52,14 +53,14 @@ class TokenHistory:
             rows=self._tensor(places),
             prompt_seen=prompt_seen[held],
             output_counts=output_counts[held],
-            presence=column([rows[place].params.presence_penalty for place in places]),
-            frequency=column([rows[place].params.frequency_penalty for place in places]),
-            repetition=column([rows[place].params.repetition_penalty for place in places]),
+            presence=column([sampling[place].presence_penalty for place in places]),
+            frequency=column([sampling[place].frequency_penalty for place in places]),
+            repetition=column([sampling[place].repetition_penalty for place in places]),
         )
 
-    def count(self, rows: list[SampleRow], row_numbers: list[int], ids: torch.Tensor) -> None:
+    def count(self, sampling: list[SamplingParams], row_numbers: list[int], ids: torch.Tensor) -> None:
         """Counts the sampled ids, [samples] int64, of samples with penalties. The host need not know the ids."""
-        places = [place for place, row in enumerate(rows) if row.params.has_penalties]
+        places = [place for place, params in enumerate(sampling) if params.has_penalties]
         if places:
             _, output_counts = self._buffers()
             held = self._tensor([row_numbers[place] for place in places])

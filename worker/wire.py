@@ -1,5 +1,6 @@
 """The engine's sequences and what becomes of them, in the messages of protos/worker.proto."""
 
+import json
 import math
 import time
 
@@ -8,6 +9,7 @@ import numpy as np
 from protos import sampling_pb2, worker_pb2
 from protos.prefix import chain_root
 from worker.engine import EngineLimits
+from worker.grammar import Constraint
 from worker.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs, token_array
 
 REASONS = {
@@ -57,6 +59,23 @@ def sequence_of(submit: worker_pb2.Submit, limits: EngineLimits) -> Sequence:
         priority=submit.priority,
         skip_reading_prefix_cache=submit.skip_reading_prefix_cache,
     )
+
+
+def constraint_of(sampling: sampling_pb2.SamplingParams) -> Constraint | None:
+    """What the output must be, if anything."""
+    kind = sampling.WhichOneof("constraint")
+    if kind is None:
+        return None
+    if kind == "json_object":
+        return Constraint(kind)
+    if kind == "choices":
+        return Constraint(kind, json.dumps(list(sampling.choices.texts)))
+    return Constraint(kind, getattr(sampling, kind))
+
+
+def blamed_field(seq: Sequence) -> str:
+    """The request's field that is to blame for the sequence's ``error``; empty: none."""
+    return seq.automaton.constraint.field if seq.automaton is not None and seq.error else ""
 
 
 def usage_of(seq: Sequence) -> sampling_pb2.Usage:

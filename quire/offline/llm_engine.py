@@ -19,6 +19,7 @@ from quire.offline.outputs import RequestOutput
 from quire.offline.prompts import ChatPrompt, Prompt, put_prompt
 from quire.offline.request_record import RequestRecord
 from quire.offline.sampling_params import SamplingParams, is_whole
+from router.errors import InvalidArgument
 from router.prompt import encode_prompt, encode_words
 from router.request import Choice, Request
 from router.submission import submission
@@ -26,10 +27,18 @@ from router.tokenizer import Tokenizer
 from router.tokenizer_loading import load_tokenizer
 from router.validation import check_generate, resolve_max_tokens
 from worker.engine import Engine, EngineLimits
-from worker.scheduler import StepOutput
+from worker.grammar import GrammarCompiler, GrammarError
+from worker.loader import open_checkpoint
 from worker.sequence import Sequence
 from worker.startup import build_engine
-from worker.wire import REASONS, logprobs_message, sequence_of, usage_of
+from worker.step_plan import StepOutput
+from worker.vocabulary import Vocabulary, VocabularyError
+from worker.wire import REASONS, blamed_field, constraint_of, logprobs_message, sequence_of, usage_of
+
+
+def _close(engine: Engine, grammars: GrammarCompiler) -> None:
+    engine.close()
+    grammars.close()
 
 
 class LLMEngine:
@@ -38,20 +47,22 @@ class LLMEngine:
     Args:
         tokenizer: the model's.
         engine, limits: as ``build_engine`` made them.
+        grammars: compiles what outputs must be.
     """
 
-    def __init__(self, tokenizer: Tokenizer, engine: Engine, limits: EngineLimits) -> None:
+    def __init__(self, tokenizer: Tokenizer, engine: Engine, limits: EngineLimits, grammars: GrammarCompiler) -> None:
         self._tokenizer = tokenizer
         self._engine = engine
         self._limits = limits
+        self._grammars = grammars
         self._bytes_with_special = tokenizer.token_bytes.with_special()
         self._requests: dict[str, RequestRecord] = {}
         self._choices: dict[Sequence, Choice] = {}
         # Requests with something to tell, in the order in which it came.
         self._touched: dict[str, RequestRecord] = {}
         self._unusable = ""
-        # Ranks are processes: they end with this object, or with the interpreter.
-        self._closing = weakref.finalize(self, engine.close)
+        # Ranks are processes, and so is what tries grammars out: they end with this object, or with the interpreter.
+        self._closing = weakref.finalize(self, _close, engine, grammars)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLMEngine":
@@ -70,7 +81,8 @@ class LLMEngine:
             tokenizer = load_tokenizer(
                 Path(engine_args.tokenizer or model), None if template is None else Path(template)
             )
-            engine, limits = build_engine(config)
+            checkpoint = open_checkpoint(model)
+            engine, limits = build_engine(config, checkpoint)
         except (router.config.ConfigError, worker.config.ConfigError) as error:
             raise ValueError(without_flags(str(error))) from error
         if limits.vocab_size < tokenizer.model_vocab_size:
@@ -79,7 +91,12 @@ class LLMEngine:
                 f"the model {limits.model} has {limits.vocab_size} tokens, its tokenizer {tokenizer.model_vocab_size}: "
                 "they do not belong together"
             )
-        return cls(tokenizer, engine, limits)
+        vocabulary: Vocabulary | VocabularyError
+        try:
+            vocabulary = checkpoint.vocabulary()
+        except VocabularyError as error:
+            vocabulary = error  # requests without a grammar need none
+        return cls(tokenizer, engine, limits, GrammarCompiler(vocabulary, limits.vocab_size))
 
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> None:
         """Queues a request, whose outputs come out of ``step``.
@@ -120,8 +137,21 @@ class LLMEngine:
         request.begin(token_ids, max_tokens, token_bytes)
         if isinstance(prompt, ChatPrompt):
             text = tokenizer.decode(token_ids, skip_special_tokens=False)
-        sequences = [(sequence_of(submission(choice), limits), choice) for choice in request.choices]
+        with naming_fields():
+            sequences = [(self._sequence(choice), choice) for choice in request.choices]
         return RequestRecord(request, text, params, sequences, arrival_time)
+
+    def _sequence(self, choice: Choice) -> Sequence:
+        """The worker's sequence for a choice. Raises InvalidArgument when a grammar cannot be followed."""
+        submit = submission(choice)
+        seq = sequence_of(submit, self._limits)
+        constraint = constraint_of(submit.sampling)
+        if constraint is not None:
+            try:
+                seq.automaton = self._grammars.wait_for_automaton(constraint)
+            except GrammarError as error:
+                raise InvalidArgument(error.field, str(error)) from error
+        return seq
 
     def start(self, record: RequestRecord) -> None:
         """Queues a prepared request. Raises as ``add_request`` does."""
@@ -141,6 +171,7 @@ class LLMEngine:
 
         Raises:
             RequestError: a request failed, and is over; the others go on with the next step.
+            ValueError: the same, and a field of the request is to blame: others forbid all that its grammar asks for.
             RuntimeError: the engine is closed or failed, say because a rank was lost. It is of no more use.
         """
         self._check_usable()
@@ -199,7 +230,8 @@ class LLMEngine:
         for seq in output.finished:
             if (choice := self._find(seq)) is not None and seq.finish_reason is not None:
                 del self._choices[seq]
-                choice.finish(usage_of(seq), REASONS[seq.finish_reason], seq.stop_token_id, seq.error)
+                usage, reason = usage_of(seq), REASONS[seq.finish_reason]
+                choice.finish(usage, reason, seq.stop_token_id, seq.error, blamed_field(seq))
 
     def _find(self, seq: Sequence) -> Choice | None:
         """The choice that a sequence computes, unless nobody wants it any more. It now has something to tell."""
@@ -213,7 +245,8 @@ class LLMEngine:
         for request_id, record in self._touched.items():
             if record.request.failure is not None:
                 self.abort_request(request_id)
-                raise record.request.failure
+                with naming_fields():
+                    raise record.request.failure
         outputs = []
         for request_id, record in self._touched.items():
             output = record.next_output(now)

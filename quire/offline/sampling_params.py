@@ -8,6 +8,7 @@ from typing import Any
 
 from protos import inference_pb2, sampling_pb2
 from quire.offline.field_errors import naming_fields
+from quire.offline.structured_outputs import StructuredOutputsParams
 from router.validation import check_generate
 
 _NUMBERS = (
@@ -20,7 +21,10 @@ _COUNTS = {
     **{"top_k": -1, "seed": -(2**63)},
 }
 _MAY_BE_NONE = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
+_FLAGS = (
+    *("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"),
+    "skip_reading_prefix_cache",
+)
 _UINT32 = 2**32
 
 
@@ -50,10 +54,12 @@ class SamplingParams:
         allowed_token_ids: all others are impossible.
         bad_words: texts that the output does not contain.
         max_tokens: None is as many as the context has room for.
-        min_tokens: the end is impossible before.
+        min_tokens: the end is impossible before, and stop strings that are complete by then do not count.
         stop, stop_token_ids: end the output, and are not part of its text unless ``include_stop_str_in_output``.
         ignore_eos: go on past the model's own end of sequence.
         logprobs, prompt_logprobs: alternatives to report for each token of output or prompt; None reports nothing.
+        structured_outputs: what the whole output must be.
+        skip_reading_prefix_cache: compute the whole prompt, though a prefix of it is cached.
         skip_special_tokens: leave the model's special tokens out of the text.
         detokenize: without it, the output has ids and no text.
         output_kind: what ``LLMEngine.step`` returns; ``LLM`` returns whole outputs.
@@ -82,6 +88,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    skip_reading_prefix_cache: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -110,6 +118,8 @@ class SamplingParams:
             logit_bias=self.logit_bias,
             allowed_token_ids=self.allowed_token_ids,
         )
+        if self.structured_outputs is not None:
+            self.structured_outputs.put(sampling)
         stopping = sampling_pb2.StopConditions(
             max_tokens=self.max_tokens,
             stop=[self.stop] if isinstance(self.stop, str) else self.stop,
@@ -126,7 +136,13 @@ class SamplingParams:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
-        return inference_pb2.GenerateRequest(sampling=sampling, stopping=stopping, n=self.n, output=output)
+        return inference_pb2.GenerateRequest(
+            sampling=sampling,
+            stopping=stopping,
+            n=self.n,
+            output=output,
+            skip_reading_prefix_cache=self.skip_reading_prefix_cache,
+        )
 
     def _check_types(self) -> None:
         """What the wire's messages cannot hold, and would refuse without a name."""
@@ -151,6 +167,9 @@ class SamplingParams:
         right = bias is None or (isinstance(bias, Mapping) and all(map(is_token_id, bias)))
         right = right and all(map(_is_number, (bias or {}).values()))
         _check("logit_bias", right, bias, "a dict from token ids to numbers")
+        structured = self.structured_outputs
+        right = structured is None or isinstance(structured, StructuredOutputsParams)
+        _check("structured_outputs", right, structured, "StructuredOutputsParams")
         _check("output_kind", isinstance(self.output_kind, RequestOutputKind), self.output_kind, "a RequestOutputKind")
 
 

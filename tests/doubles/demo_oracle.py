@@ -64,13 +64,15 @@ class GreedyOracle:
 
     Args:
         path: the demo model's GGUF file.
-        eos_token_id: ends a continuation, and is part of it.
         cache: folder for the answers, keyed by the model, the prompt and the versions.
+
+    Attributes:
+        tokenizer: the model's; its end of sequence ends a continuation, and is part of it.
     """
 
-    def __init__(self, path: Path, eos_token_id: int, cache: Path) -> None:
+    def __init__(self, path: Path, cache: Path) -> None:
         self._path = path
-        self._eos_token_id = eos_token_id
+        self.tokenizer = load_tokenizer(path)
         self._cache = cache
         self._model: LlamaForCausalLM | None = None
 
@@ -81,7 +83,7 @@ class GreedyOracle:
                 self._path.stat().st_size,
                 prompt,
                 max_tokens,
-                self._eos_token_id,
+                self.tokenizer.eos_token_id,
                 torch.__version__,
                 transformers.__version__,
             ]
@@ -103,7 +105,7 @@ class GreedyOracle:
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=max_tokens,
-            eos_token_id=self._eos_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
             output_logits=True,
             return_dict_in_generate=True,
         )

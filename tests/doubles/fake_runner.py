@@ -7,7 +7,7 @@ preemption or shared with the wrong prefix changes the output.
 
 from collections.abc import Callable
 
-from worker.scheduler import Sampled, StepPlan
+from worker.step_plan import Sampled, StepPlan
 
 VOCAB = 50
 STOP = 7

@@ -36,9 +36,12 @@ class Stack:
         worker_flags: beside model and port.
     """
 
+    # A short first step keeps the start short.
+    _SIZE = ("--max-num-batched-tokens", "128")
+
     def __init__(self, model: Path, *worker_flags: str) -> None:
         self._model = str(model)
-        self._worker_flags = worker_flags
+        self._worker_flags = (*self._SIZE, *worker_flags)
         self.worker_port, self.router_port, self.gateway_port = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.gateway_port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -57,6 +60,7 @@ class Stack:
         wait_until(self.healthy)
 
     def _start(self, module: str, *flags: str) -> None:
+        # The worker is to leave a core to the others and to the test.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", module, *flags, "--log-level", "warning"]
         self.processes[module] = subprocess.Popen(command, env=environment)

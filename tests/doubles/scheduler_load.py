@@ -10,8 +10,9 @@ from protos.prefix import chain_root
 from tests.doubles.fake_runner import STOP, FakeRunner, next_token
 from worker.block_pool import BlockPool
 from worker.engine import Engine
-from worker.scheduler import Scheduler, StepOutput
+from worker.scheduler import Scheduler
 from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, token_array
+from worker.step_plan import StepOutput
 
 GREEDY = SamplingParams(temperature=0.0)
 BLOCK_SIZE = 4

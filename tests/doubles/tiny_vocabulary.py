@@ -1,7 +1,8 @@
 """A vocabulary for tiny models: every printable ASCII character, and words that cut JSON and digits at odd places."""
 
-import json
 from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, models
 
 from tests.doubles.tiny_model import VOCAB
 from worker.vocabulary import Vocabulary
@@ -32,6 +33,6 @@ def ids_of(text: str) -> list[int]:
 
 def save_tokenizer(folder: Path) -> None:
     """Writes a tokenizer.json beside a tiny model, in the form of SentencePiece with a space for itself."""
-    added = [{"id": id_, "content": name, "special": True} for id_, name in enumerate(_NAMES)]
-    model = {"type": "BPE", "vocab": {token: id_ for id_, token in enumerate(TOKENS)}, "merges": []}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added, "decoder": None}))
+    core = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(TOKENS)}, merges=[]))
+    core.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in _NAMES])
+    core.save(str(folder / "tokenizer.json"))

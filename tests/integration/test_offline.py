@@ -1,17 +1,20 @@
 """The offline API with the demo model: what transformers generates, streamed, stopped, shared and given up."""
 
+import dataclasses
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from quire import LLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from quire import LLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from router.errors import InternalError
-from tests.doubles.demo_oracle import GreedyOracle, load_tokenizer
+from tests.doubles.tiny_model import save_tiny
+from tests.doubles.tiny_vocabulary import save_tokenizer
 from worker.sequence import FinishReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -19,14 +22,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 COUNTING = "One, two, three,"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+# A short first step keeps the start short.
+SMALL = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 128}
 
 
 @pytest.fixture(scope="module")
 def llm(demo_model):
     """float32, and steps that overlap as on a GPU."""
-    llm = LLM(demo_model, dtype="float32", max_model_len=512, max_num_seqs=8, async_scheduling=True)
+    llm = LLM(demo_model, **SMALL, max_num_seqs=8, async_scheduling=True)
     yield llm
     llm.llm_engine.close()
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    """A folder for what any model shows."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny(folder)
+    save_tokenizer(folder)
+    return folder
 
 
 @pytest.fixture
@@ -55,12 +69,19 @@ def steps(engine: LLMEngine, request_id: str, prompt, params: SamplingParams):
     return outputs
 
 
+def run_to_the_end(engine: LLMEngine):
+    """All outputs of the unfinished requests."""
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs
+
+
 # ---- whole answers
 
 
-def test_greedy_ids_are_those_of_transformers(llm, demo_model, request):
-    tokenizer = load_tokenizer(demo_model)
-    oracle = GreedyOracle(demo_model, tokenizer.eos_token_id, request.config.rootpath / ".cache" / "greedy-oracle")
+def test_greedy_ids_are_those_of_transformers(llm, greedy_oracle):
+    tokenizer = greedy_oracle.tokenizer
     question = [{"role": "user", "content": "What is the capital of France?"}]
     chat = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
     texts = ["The capital of France is", COUNTING]
@@ -69,7 +90,7 @@ def test_greedy_ids_are_those_of_transformers(llm, demo_model, request):
     for output, prompt in zip(outputs, ids, strict=True):
         [completion] = output.outputs
         assert output.prompt_token_ids == prompt
-        assert completion.token_ids == oracle(prompt, 20).tokens
+        assert completion.token_ids == greedy_oracle(prompt, 20).tokens
         assert completion.text == tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         ended = completion.token_ids[-1] == tokenizer.eos_token_id
         assert completion.finish_reason == ("stop" if ended else "length")
@@ -124,6 +145,50 @@ def test_special_tokens_and_text_on_demand(llm):
     assert "<|im_end|>" not in hidden.outputs[0].text
     assert silent.outputs[0].text == ""
     assert shown.outputs[0].token_ids == hidden.outputs[0].token_ids == silent.outputs[0].token_ids
+
+
+def structured(**constraint) -> SamplingParams:
+    return SamplingParams(seed=1, max_tokens=60, structured_outputs=StructuredOutputsParams(**constraint))
+
+
+def test_outputs_are_what_they_must_be(llm):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
+    params = [
+        structured(json={**schema, "additionalProperties": False}), structured(regex="[A-Z][a-z]{2,6}!"),
+        structured(choice=["London", "Paris"]), structured(grammar='root ::= "<" [0-9]+ ">"'), GREEDY,
+    ]  # fmt: skip
+    outputs = llm.generate([COUNTING] * len(params), params, use_tqdm=False)
+    whole, pattern, choice, grammar, free = (output.outputs[0] for output in outputs)
+    assert isinstance(json.loads(whole.text)["n"], int)
+    assert re.fullmatch("[A-Z][a-z]{2,6}!", pattern.text)
+    assert choice.text in ("London", "Paris")
+    assert re.fullmatch("<[0-9]+>", grammar.text)
+    assert {whole.finish_reason, pattern.finish_reason, choice.finish_reason} == {"stop"}
+    assert [free] == llm.generate(COUNTING, GREEDY, use_tqdm=False)[0].outputs
+    [whole] = llm.generate(COUNTING, structured(json_object=True), use_tqdm=False)
+    assert whole.outputs[0].text.startswith("{")
+
+
+def test_an_output_that_cannot_be_is_refused_by_name(llm, engine):
+    with pytest.raises(ValueError, match=r"structured_outputs\.regex: (?s:.*)unclosed"):
+        llm.generate(COUNTING, structured(regex="(["), use_tqdm=False)
+    with pytest.raises(ValueError, match=r"prompt 1 of 2: structured_outputs\.grammar: (?s:.*)nowhere"):
+        llm.generate([COUNTING] * 2, [GREEDY, structured(grammar="start: nowhere")], use_tqdm=False)
+    dead_end = dataclasses.replace(structured(choice=["yes"]), allowed_token_ids=[100])
+    engine.add_request("lasts", COUNTING, GREEDY)
+    engine.add_request("dead end", COUNTING, dead_end)
+    with pytest.raises(ValueError, match=r"structured_outputs\.choice: .*other fields"):
+        run_to_the_end(engine)
+    assert run_to_the_end(engine)[-1].request_id == "lasts"
+
+
+def test_the_prefix_cache_can_be_left_aside(llm):
+    prompt = [11] * 64
+    first = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    again = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    aside = llm.generate(prompt, dataclasses.replace(GREEDY, skip_reading_prefix_cache=True), use_tqdm=False)[0]
+    assert (first.num_cached_tokens, again.num_cached_tokens, aside.num_cached_tokens) == (0, 48, 0)
+    assert first.outputs == again.outputs == aside.outputs
 
 
 # ---- the progress bar
@@ -288,8 +353,8 @@ def test_a_request_that_fails_does_not_take_others_with_it(engine):
     assert len(outputs[-1].outputs[0].token_ids) == 20
 
 
-def test_an_engine_that_failed_or_was_closed_says_so(demo_model, monkeypatch):
-    engine = LLMEngine.from_engine_args(EngineArgs(model=demo_model, max_model_len=64, dtype="float32"))
+def test_an_engine_that_failed_or_was_closed_says_so(tiny_model, monkeypatch):
+    engine = LLMEngine.from_engine_args(EngineArgs(model=tiny_model, dtype="float32"))
     engine.add_request("a", COUNTING, GREEDY)
     monkeypatch.setattr(engine._engine._runner, "launch", lambda plan: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -303,8 +368,8 @@ def test_an_engine_that_failed_or_was_closed_says_so(demo_model, monkeypatch):
         engine.add_request("a", COUNTING, GREEDY)
 
 
-def test_a_closed_engine_says_so(demo_model):
-    engine = LLMEngine.from_engine_args(EngineArgs(model=demo_model, max_model_len=64, dtype="float32"))
+def test_a_closed_engine_says_so(tiny_model):
+    engine = LLMEngine.from_engine_args(EngineArgs(model=tiny_model, dtype="float32"))
     engine.add_request("a", COUNTING, GREEDY)
     engine.close()
     assert not engine.has_unfinished_requests()
@@ -312,33 +377,38 @@ def test_a_closed_engine_says_so(demo_model):
         engine.add_request("a", COUNTING, GREEDY)
 
 
-def test_settings_that_do_not_fit_the_model_are_refused_by_name(demo_model, tmp_path):
+def test_settings_that_do_not_fit_the_model_are_refused_by_name(tiny_model, tmp_path):
     with pytest.raises(ValueError, match=r"^max_model_len is 100000"):
-        LLM(demo_model, max_model_len=100_000)
+        LLM(tiny_model, max_model_len=100_000)
     with pytest.raises(ValueError, match="tokenizer"):
-        LLM(demo_model, tokenizer=tmp_path)
+        LLM(tiny_model, tokenizer=tmp_path)
 
 
 # ---- ranks, the example
 
 
-def test_ranks_give_the_same_text_and_end_with_the_interpreter(demo_model, llm, tmp_path):
-    expected = llm.generate(COUNTING, GREEDY, use_tqdm=False)[0].outputs
+def test_ranks_give_the_same_text_and_end_with_the_interpreter(tiny_model, tmp_path):
+    alone = LLM(tiny_model, dtype="float32")
+    expected = alone.generate(COUNTING, GREEDY, use_tqdm=False)[0].outputs
+    alone.llm_engine.close()
     code = f"""
-from quire import LLM, SamplingParams
-settings = dict(dtype="float32", max_model_len=512, device="cpu", tensor_parallel_size=3)
-llm = LLM({str(demo_model)!r}, **settings)
+from quire import LLM, SamplingParams, StructuredOutputsParams
+settings = dict(dtype="float32", device="cpu", tensor_parallel_size=2)
+llm = LLM({str(tiny_model)!r}, **settings)
 print(llm.generate({COUNTING!r}, SamplingParams(temperature=0.0, max_tokens=20), use_tqdm=False)[0].outputs)
 try:
-    LLM({str(demo_model)!r}, **settings)
+    LLM({str(tiny_model)!r}, **settings)
 except ValueError as error:
     print(error)
+digits = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{{4}}"))
+print(llm.generate({COUNTING!r}, digits, use_tqdm=False)[0].outputs[0].text)
 print([rank.process.pid for rank in llm.llm_engine._engine._runner._ranks._ranks])
 """
     done = run_elsewhere(tmp_path, "-c", code)
-    text, refusal, pids = done.stdout.splitlines()
+    text, refusal, digits, pids = done.stdout.splitlines()
     assert text == str(expected)
-    assert "tensor_parallel_size is 3, but this process already has" in refusal
+    assert re.fullmatch("[0-9]{4}", digits)
+    assert "tensor_parallel_size is 2, but this process already has" in refusal
     for pid in json.loads(pids):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -347,6 +417,7 @@ print([rank.process.pid for rank in llm.llm_engine._engine._runner._ranks._ranks
 def test_the_example_runs(demo_model, tmp_path):
     done = run_elsewhere(tmp_path, str(ROOT / "docs" / "offline.py"), "--model", str(demo_model))
     assert "The capital of France is| Paris" in done.stdout
+    assert re.search("^One of three: (London|Paris|Rome)$", done.stdout, re.MULTILINE)
     assert "[0, stop]" in done.stdout or "[0, length]" in done.stdout
     assert " steps]" in done.stdout
 

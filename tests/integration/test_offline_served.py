@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from protos import inference_pb2, inference_pb2_grpc, sampling_pb2
-from quire import LLM, RequestOutputKind, SamplingParams
+from quire import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.offline.prompts import put_prompt
 from tests.doubles.processes import Stack
 
@@ -26,6 +26,13 @@ REQUESTS = {
     "penalties": {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.1},
     "bans": {"temperature": 0.0, "bad_words": ["four", "five"], "logit_bias": {28: -3.3}},
     "allowed": {"seed": 1, "allowed_token_ids": [28, 216, 1876]},
+    "stop string after min_tokens": {"temperature": 0.0, "stop": [","], "min_tokens": 5},
+    "schema": {"seed": 2, "structured_outputs": StructuredOutputsParams(json={"enum": ["a", {"b": [1, 2]}]})},
+    "choices of a grammar": {
+        "seed": 3,
+        "n": 2,
+        "structured_outputs": StructuredOutputsParams(regex="[a-z]{4}-[0-9]{4}"),
+    },
     "log-probabilities": {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2, "max_tokens": 4},
 }
 

@@ -80,6 +80,19 @@ async def test_everything_is_resolved_for_the_worker(demo_tokenizer):
         assert not submit.HasField("time_left_ms")
 
 
+async def test_a_stop_string_does_not_count_before_min_tokens(demo_tokenizer):
+    """The first "stop" is complete within the first min_tokens tokens: the second one ends the output."""
+    text = "Go stop go on stop here"
+    ids = demo_tokenizer.encode_text(text)
+    first = next(count for count in range(len(ids)) if demo_tokenizer.decode(ids[:count]).endswith("stop"))
+    script = scripted(demo_tokenizer, text)
+    async with FakeWorker(token=script) as worker, running_router(demo_tokenizer, worker) as client:
+        for min_tokens, expected in ((first - 1, "Go "), (first, "Go stop go on ")):
+            answer = await client.generate(stopping=stopping(max_tokens=50, stop=["stop"], min_tokens=min_tokens))
+            assert answer.text() == expected
+            assert (answer.finished[0].reason, answer.finished[0].stop_string) == (STOP, "stop")
+
+
 async def test_choices_have_their_own_seeds_and_streams(demo_tokenizer):
     async with FakeWorker(max_slots=2) as worker, running_router(demo_tokenizer, worker) as client:
         answer = await client.generate(

@@ -194,27 +194,3 @@ def test_prompt_logprobs_do_not_read_the_cache_but_fill_it(model, prompts):
     while engine.has_unfinished:
         engine.step()
     assert plain.num_cached_tokens == (len(prompt) - 1) // 4 * 4
-
-
-def test_a_seed_gives_the_same_ids_alone_in_a_batch_and_after_preemption(model):
-    """Counter-based random numbers: nothing but seed and index counts."""
-    prompt = list(range(10, 20))
-    params = SamplingParams(temperature=1.0, top_p=0.95, seed=1234)
-
-    def engine(blocks):
-        return build_engine(
-            WorkerConfig(
-                model=model[0], dtype="float32", max_model_len=64, block_size=4, num_gpu_blocks_override=blocks,
-                max_num_seqs=64,
-            )
-        )[0]  # fmt: skip
-
-    ((alone, _, _),) = run(engine(400), [(prompt, params)])
-    others = [([i % 100 + 10] * (i % 13 + 1), SamplingParams(temperature=1.2, seed=i)) for i in range(63)]
-    together = run(engine(1000), [*others[:30], (prompt, params), *others[30:]])
-    assert together[30][0] == alone
-    tight = engine(40)
-    preempted = run(tight, [*others[:30], (prompt, params), *others[30:]])
-    assert tight.scheduler.num_preemptions > 0
-    assert preempted[30][0] == alone
-    assert [output for output, _, _ in preempted] == [output for output, _, _ in together]

@@ -31,7 +31,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = found + self.pool.allocate(missing)
         for block, name in zip(blocks, names, strict=True):
             self.references[block] += 1
-            self.pool.commit(block, name)
+            self.pool.commit([block], [name])
         assert self.pool.match(names) != [], "a committed prefix is not found"
         return blocks
 
@@ -86,7 +86,7 @@ def test_least_recently_used_prefix_goes_first_and_tail_before_head():
     pool = BlockPool(4)
     old, new = pool.allocate(2), pool.allocate(2)
     for block, name in zip(old + new, (b"old0", b"old1", b"new0", b"new1"), strict=True):
-        pool.commit(block, name)
+        pool.commit([block], [name])
     pool.release(old)
     pool.release(new)
     pool.allocate(1)
@@ -99,7 +99,7 @@ def test_least_recently_used_prefix_goes_first_and_tail_before_head():
 def test_blank_blocks_are_taken_before_prefixes():
     pool = BlockPool(3)
     blocks = pool.allocate(1)
-    pool.commit(blocks[0], b"kept")
+    pool.commit([blocks[0]], [b"kept"])
     pool.release(blocks)
     pool.allocate(2)
     assert pool.match([b"kept"]) == blocks
@@ -108,7 +108,7 @@ def test_blank_blocks_are_taken_before_prefixes():
 def test_without_prefix_caching_nothing_is_found():
     pool = BlockPool(2, enable_prefix_caching=False)
     blocks = pool.allocate(1)
-    pool.commit(blocks[0], b"name")
+    pool.commit([blocks[0]], [b"name"])
     assert pool.match([b"name"]) == []
     pool.release(blocks)
     assert (pool.num_free, pool.num_cached) == (2, 0)

@@ -71,9 +71,12 @@ def test_ids_beyond_the_vocabulary_are_no_text(demo_tokenizer):
 # ---- stop strings ----
 
 
-def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, int] | None:
-    """(start, end) of the match that ends first, of those the longest: the definition, as plainly as it can be said."""
-    for end in range(1, len(text) + 1):
+def first_stop(text: str, stops: tuple[str, ...], passed: int = 0) -> tuple[int, int] | None:
+    """(start, end) of the match that ends first, of those the longest: the definition, as plainly as it can be said.
+
+    Those count that end after the ``passed`` first characters.
+    """
+    for end in range(passed + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             return end - len(max(found, key=len)), end
@@ -85,14 +88,22 @@ STOPS = st.lists(st.text(alphabet="aab", min_size=1, max_size=5), min_size=1, ma
 
 
 @settings(max_examples=500)
-@given(text=LETTERS, stops=STOPS, sizes=st.lists(st.integers(0, 4), max_size=20))
-def test_matcher_finds_the_first_stop_in_any_cut(text, stops, sizes):
+@given(
+    text=LETTERS,
+    stops=STOPS,
+    sizes=st.lists(st.integers(0, 4), max_size=20),
+    over=st.sampled_from([0, 0, 1, 2, 5]),
+)
+def test_matcher_finds_the_first_stop_in_any_cut(text, stops, sizes, over):
+    """The first ``over`` pieces are passed over."""
     matcher = StopMatcher(compile_stops(stops))
     shown, passed = "", 0
-    for piece in cut(text, sizes):
-        result = matcher.push(piece)
+    pieces = cut(text, sizes)
+    ignored = len("".join(pieces[:over]))
+    for number, piece in enumerate(pieces):
+        result = matcher.pass_over(piece) if number < over else matcher.push(piece)
         if isinstance(result, StopMatch):
-            start, end = first_stop(text, stops)
+            start, end = first_stop(text, stops, ignored)
             assert (shown + result.before, result.stop, passed + result.end) == (text[:start], text[start:end], end)
             return
         shown += result
@@ -102,7 +113,7 @@ def test_matcher_finds_the_first_stop_in_any_cut(text, stops, sizes):
         # Nothing is held that cannot become a stop string, and all is held that can.
         longest = max(n for n in range(passed + 1) for s in stops if n < len(s) and text[:passed].endswith(s[:n]))
         assert len(held) == longest
-    assert first_stop(text, stops) is None
+    assert first_stop(text, stops, ignored) is None
     assert shown + matcher.flush() == text
 
 
@@ -112,11 +123,12 @@ def test_matcher_finds_the_first_stop_in_any_cut(text, stops, sizes):
     stops=st.lists(st.text(alphabet="ab<é🥞", min_size=1, max_size=3), min_size=1, max_size=3).map(tuple),
     sizes=st.lists(st.integers(1, 4), max_size=20),
     keep=st.booleans(),
+    min_tokens=st.sampled_from([0, 0, 1, 2, 3, 7]),
 )
-def test_stop_counts_the_tokens_it_took(demo_tokenizer, text, stops, sizes, keep):
+def test_stop_counts_the_tokens_it_took(demo_tokenizer, text, stops, sizes, keep, min_tokens):
     ids = demo_tokenizer.encode_text(text)
-    detokenizer = Detokenizer(demo_tokenizer.token_bytes, compile_stops(stops), keep_stop=keep)
-    match = first_stop(text, stops)
+    detokenizer = Detokenizer(demo_tokenizer.token_bytes, compile_stops(stops), keep_stop=keep, min_tokens=min_tokens)
+    match = first_stop(text, stops, len(demo_tokenizer.decode(ids[:min_tokens]).rstrip("\ufffd")))
     shown, used = "", 0
     for piece in cut(ids, sizes):
         new, count = detokenizer.push(piece)
@@ -132,6 +144,15 @@ def test_stop_counts_the_tokens_it_took(demo_tokenizer, text, stops, sizes, keep
     assert shown == (text[:end] if keep else text[:start])
     needed = next(n for n in range(len(ids) + 1) if len(demo_tokenizer.decode(ids[:n]).rstrip("\ufffd")) >= end)
     assert used == needed
+
+
+def test_what_is_passed_over_is_shown_at_once_unless_it_begins_a_longer_stop_string():
+    matcher = StopMatcher(compile_stops(("ab", "abc")))
+    assert matcher.pass_over("ab") == ""
+    assert matcher.push("c") == StopMatch("", "abc", 1)
+    matcher = StopMatcher(compile_stops(("ab", "bx")))
+    assert matcher.pass_over("ab") == "a"
+    assert matcher.push("x") == StopMatch("", "bx", 1)
 
 
 def test_stop_string_may_be_found_at_the_very_end(demo_tokenizer):

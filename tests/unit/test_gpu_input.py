@@ -14,9 +14,10 @@ from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE
 from worker.block_pool import BlockPool
 from worker.decode_graphs import graph_sizes
 from worker.gpu_input import GpuInputBuilder, decode_size, send
-from worker.scheduler import Sampled, Scheduler, StepPlan
+from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.step_input import HostInputBuilder, StepInput
+from worker.step_plan import Sampled, StepPlan
 
 BLOCK_SIZE, ROWS, MAX_BLOCKS = 4, 4, 8
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.sampling import gumbel_noise, keep_likely, random_key, sample
-from worker.scheduler import SampleRow
 from worker.sequence import SamplingParams
 from worker.step_input import build_sampling
 
@@ -67,8 +66,7 @@ def test_flat_logits_need_the_whole_vocabulary():
 
 def draw(logits: torch.Tensor, params: SamplingParams, count: int) -> torch.Tensor:
     """Token counts over output indices 0 to count - 1 of one seed."""
-    rows = [SampleRow(params, index, []) for index in range(count)]
-    ids = sample(logits.expand(count, -1), build_sampling(rows, CPU))
+    ids = sample(logits.expand(count, -1), build_sampling([params] * count, list(range(count)), CPU))
     return torch.bincount(ids, minlength=len(logits)).double()
 
 
@@ -115,18 +113,21 @@ def test_a_row_does_not_depend_on_its_batch():
     torch.manual_seed(0)
     logits = torch.randn(9, 500)
     rows = [
-        SampleRow(SamplingParams(temperature=0.7, seed=11), 0, []),
-        SampleRow(SamplingParams(temperature=0.0), 4, []),
-        SampleRow(SamplingParams(temperature=1.0, top_k=5, seed=12), 7, []),
-        SampleRow(SamplingParams(temperature=1.0, top_p=0.8, seed=13), 2, []),
-        SampleRow(SamplingParams(temperature=1.3, min_p=0.1, seed=14), 2, []),
-        SampleRow(SamplingParams(temperature=1.0, seed=11), 1, []),
-        SampleRow(SamplingParams(temperature=0.2, top_p=0.5, top_k=3, seed=2**64 - 1), 99, []),
-        SampleRow(SamplingParams(temperature=1.0, seed=11), 0, []),
-        SampleRow(SamplingParams(temperature=0.0, top_k=2), 0, []),
+        (SamplingParams(temperature=0.7, seed=11), 0),
+        (SamplingParams(temperature=0.0), 4),
+        (SamplingParams(temperature=1.0, top_k=5, seed=12), 7),
+        (SamplingParams(temperature=1.0, top_p=0.8, seed=13), 2),
+        (SamplingParams(temperature=1.3, min_p=0.1, seed=14), 2),
+        (SamplingParams(temperature=1.0, seed=11), 1),
+        (SamplingParams(temperature=0.2, top_p=0.5, top_k=3, seed=2**64 - 1), 99),
+        (SamplingParams(temperature=1.0, seed=11), 0),
+        (SamplingParams(temperature=0.0, top_k=2), 0),
     ]
-    together = sample(logits, build_sampling(rows, CPU)).tolist()
-    alone = [sample(logits[i : i + 1], build_sampling([row], CPU)).item() for i, row in enumerate(rows)]
+    together = sample(logits, build_sampling(*map(list, zip(*rows, strict=True)), CPU)).tolist()
+    alone = [
+        sample(logits[i : i + 1], build_sampling([params], [index], CPU)).item()
+        for i, (params, index) in enumerate(rows)
+    ]
     assert together == alone
     assert together[1] == logits[1].argmax()
     assert together[8] == logits[8].argmax()
@@ -135,8 +136,5 @@ def test_a_row_does_not_depend_on_its_batch():
 def test_known_ids_are_pinned():
     """A change of the random numbers changes what seeds mean to users."""
     logits = torch.zeros(1, 1000)
-    ids = [
-        sample(logits, build_sampling([SampleRow(SamplingParams(seed=42), index, [])], CPU)).item()
-        for index in range(5)
-    ]
+    ids = [sample(logits, build_sampling([SamplingParams(seed=42)], [index], CPU)).item() for index in range(5)]
     assert ids == [372, 149, 25, 334, 546]

@@ -64,7 +64,7 @@ class EventMachine(RuleBasedStateMachine):
             self.pool.share(found)
             blocks = found + self.pool.allocate(missing)
             for block, name in zip(blocks, names, strict=True):
-                self.pool.commit(block, name)
+                self.pool.commit([block], [name])
             self.held.append(blocks)
 
     @rule(data=st.data())
@@ -122,14 +122,14 @@ TestEventMachine.settings = settings(max_examples=150, stateful_step_count=40, d
 def test_nothing_is_noted_while_nobody_listens():
     pool = BlockPool(4)
     (block,) = pool.allocate(1)
-    pool.commit(block, NAMES[0])
+    pool.commit([block], [NAMES[0]])
     assert not pool.take_changes()
     pool.record_changes()
     pool.release([block])
     pool.clear_cache()
     assert pool.take_changes() == PrefixChanges(cleared=True)
     pool.stop_recording()
-    pool.commit(pool.allocate(1)[0], NAMES[1])
+    pool.commit(pool.allocate(1), [NAMES[1]])
     assert not pool.take_changes()
 
 

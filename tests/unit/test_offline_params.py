@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import worker.config
-from quire import EngineArgs, RequestOutputKind, SamplingParams
+from protos import sampling_pb2
+from quire import EngineArgs, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.offline.prompts import ChatPrompt, one_by_one, put_prompt
 from worker.config import WorkerConfig
 
@@ -45,6 +46,7 @@ def test_every_field_reaches_the_request():
         include_stop_str_in_output=True,
         logprobs=4,
         prompt_logprobs=0,
+        skip_reading_prefix_cache=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     ).to_request()
     sampling, stopping, output = request.sampling, request.stopping, request.output
@@ -57,6 +59,7 @@ def test_every_field_reaches_the_request():
     assert stopping.ignore_eos
     assert stopping.include_stop_str_in_output
     assert (output.logprobs, output.prompt_logprobs, output.final_only) == (4, 0, True)
+    assert request.skip_reading_prefix_cache
 
 
 def test_minus_one_is_no_top_k():
@@ -84,6 +87,8 @@ WRONG = {
     "include_stop_str_in_output": ["no"],
     "logprobs": [-1, 21, True],
     "prompt_logprobs": [21],
+    "structured_outputs": [{"regex": "a"}, "a"],
+    "skip_reading_prefix_cache": [None, 1],
     "skip_special_tokens": [None],
     "detokenize": [0],
     "output_kind": [2, "delta"],
@@ -103,6 +108,49 @@ def test_a_wrong_value_is_refused_by_name(name, value):
 def test_stop_strings_need_text():
     with pytest.raises(ValueError, match="detokenize"):
         SamplingParams(stop="x", detokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "value"),
+    [
+        ({"json": {"enum": ["é", 1]}}, "json_schema", '{"enum": ["é", 1]}'),
+        ({"json": '{"type": "string"}'}, "json_schema", '{"type": "string"}'),
+        ({"regex": "[ab]+", "json_object": False}, "regex", "[ab]+"),
+        ({"grammar": "start: /a/"}, "grammar", "start: /a/"),
+        ({"json_object": True}, "json_object", True),
+        ({"choice": ["yes", "no"]}, "choices", sampling_pb2.Choices(texts=["yes", "no"])),
+    ],
+)
+def test_every_kind_of_structured_output_reaches_the_request(given, kind, value):
+    sampling = SamplingParams(structured_outputs=StructuredOutputsParams(**given)).to_request().sampling
+    assert sampling.WhichOneof("constraint") == kind
+    assert getattr(sampling, kind) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "has none of json"),
+        ({"json_object": False}, "has none of json"),
+        ({"regex": "a", "choice": ["a"]}, "has regex and choice of json"),
+        ({"json": 5}, r"structured_outputs\.json is 5"),
+        ({"json": {"a": object()}}, r"structured_outputs\.json cannot be written down"),
+        ({"regex": ["a"]}, r"structured_outputs\.regex is"),
+        ({"choice": "ab"}, r"structured_outputs\.choice is 'ab'"),
+        ({"choice": [1]}, r"structured_outputs\.choice is"),
+        ({"grammar": 5}, r"structured_outputs\.grammar is 5"),
+        ({"json_object": "yes"}, r"structured_outputs\.json_object is 'yes'"),
+        # What the router refuses.
+        ({"json": "no JSON"}, r"structured_outputs\.json: json_schema is not JSON"),
+        ({"json": "[1]"}, r"structured_outputs\.json: json_schema must be a JSON object"),
+        ({"choice": []}, r"structured_outputs\.choice: "),
+        ({"choice": ["a", ""]}, r"structured_outputs\.choice\[1\]: "),
+        ({"regex": ""}, r"structured_outputs\.regex: "),
+    ],
+)
+def test_a_wrong_structured_output_is_refused_by_name(given, named):
+    with pytest.raises(ValueError, match=named):
+        SamplingParams(structured_outputs=StructuredOutputsParams(**given))
 
 
 # ---- EngineArgs

@@ -9,8 +9,9 @@ from worker.config import ConfigError
 from worker.model_config import ModelConfig, RopeConfig
 from worker.parallel.plan_wire import PlanPacker, PlanUnpacker
 from worker.parallel.shards import Parallel, check_degree
-from worker.scheduler import Sampled, Scheduler, StepPlan
+from worker.scheduler import Scheduler
 from worker.sequence import FinishReason, SamplingParams, Sequence, token_array
+from worker.step_plan import Sampled, StepPlan
 
 IDS = st.integers(0, 2**31 - 1)
 COLUMNS = (

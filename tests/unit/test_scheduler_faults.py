@@ -5,8 +5,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.doubles.scheduler_load import Load, LoadCheck, loads
 from worker.block_pool import BlockPool
-from worker.scheduler import Sampled, Scheduler, StepOutput, StepPlan
+from worker.scheduler import Scheduler
 from worker.sequence import Sequence
+from worker.step_plan import Sampled, StepOutput, StepPlan
 
 
 class LeaksABlock(Scheduler):

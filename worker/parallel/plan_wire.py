@@ -9,8 +9,8 @@ from array import array
 from dataclasses import dataclass
 from itertools import accumulate
 
-from worker.scheduler import StepPlan, prompt_logit_pieces
 from worker.sequence import token_array
+from worker.step_plan import StepPlan, prompt_logit_pieces
 
 _HEADER = 8  # lengths of the columns, in front of them
 

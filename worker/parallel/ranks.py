@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from worker.child_environment import child_environment
 from worker.config import WorkerConfig
 from worker.parallel.channel import Channel
 from worker.parallel.group import COLLECTIVE_TIMEOUT_S, join_group
@@ -33,13 +34,6 @@ _START_TIMEOUT_S = 3600.0
 _END_TIMEOUT_S = 2.0
 # An operation fails a moment before or after the kernel reports the end of the process that it waited for.
 _REPORT_DELAY_S = 1.0
-# A rank imports what the leader has imported, whatever lies in the folder that the leader was started in.
-_SAME_CODE = {
-    "PYTHONSAFEPATH": "1",
-    "PYTHONPATH": os.pathsep.join(
-        filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
-    ),
-}
 
 
 class RankFailed(RuntimeError):
@@ -55,7 +49,7 @@ class _Rank:
     def __init__(self, number: int, threads: int | None) -> None:
         self.number = number
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, **_SAME_CODE}
+        environment = child_environment()
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
         with theirs:

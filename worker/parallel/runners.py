@@ -17,8 +17,8 @@ from worker.parallel.group import leave_group
 from worker.parallel.plan_wire import PlanPacker, RankPlan
 from worker.parallel.ranks import Ranks
 from worker.parallel.shards import Parallel
-from worker.scheduler import Sampled, StepPlan
 from worker.step_input import InputBuilder
+from worker.step_plan import Sampled, StepPlan
 
 
 class LeaderRunner:
