@@ -20,7 +20,7 @@ from worker.engine import Engine
 from worker.kv_cache import bytes_per_block
 from worker.loader import open_checkpoint
 from worker.sequence import SamplingParams, Sequence, token_array
-from worker.startup import build_engine, resolve_device, resolve_dtype
+from worker.startup import build_engine, resolve_device, resolve_dtype, resolve_kv_cache_dtype
 
 
 def check_correctness(device: torch.device) -> None:
@@ -103,6 +103,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     args = parser.parse_args()
 
     device = resolve_device(args.device)
@@ -116,14 +118,17 @@ def main() -> None:
     engine, limits = build_engine(
         WorkerConfig(
             model=args.model, device=args.device, dtype=args.dtype, load_format="dummy", max_model_len=limit,
+            quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype,
             max_num_seqs=max(args.batch), num_gpu_blocks_override=max(args.batch) * -(-limit // 16) + 1,
         )
     )  # fmt: skip
     build_seconds = time.perf_counter() - started
     layer = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     layer += 3 * config.hidden_size * config.intermediate_size
-    weights = (config.num_layers * layer + config.vocab_size * config.hidden_size) * dtype.itemsize
-    kv_token = bytes_per_block(config, 1, dtype)
+    cache_dtype = resolve_kv_cache_dtype(args.kv_cache_dtype, dtype, device)
+    weights = config.num_layers * layer * (1 if args.quantization == "fp8" else dtype.itemsize)
+    weights += config.vocab_size * config.hidden_size * dtype.itemsize
+    kv_token = bytes_per_block(config, 1, cache_dtype)
 
     rows = []
     for batch in args.batch:
@@ -132,7 +137,8 @@ def main() -> None:
         floor = (weights + batch * args.context * kv_token) / bandwidth
         rows.append((batch, median * 1e3, floor * 1e3, floor / median, batch / median))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    print(f"{args.model.name} {dtype} on {name}, torch {torch.__version__}, context {args.context}")
+    forms = f"weights {args.quantization or dtype}, KV cache {cache_dtype}"
+    print(f"{args.model.name}, {forms}, on {name}, torch {torch.__version__}, context {args.context}")
     print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s, engine built in {build_seconds:.1f} s")
     print(f"{'batch':>6} {'ms/step':>9} {'floor ms':>9} {'of floor':>9} {'tok/s':>9}")
     for batch, median, floor, share, rate in rows:

@@ -163,19 +163,20 @@ def decode_layout(contexts: list[int], blocks: int) -> GpuLayout:
     )  # fmt: skip
 
 
-def attention_table(bandwidth: float) -> None:
+def attention_table(bandwidth: float, dtype: torch.dtype) -> None:
     from kernels.gpu.decode_attention import decode_attention
 
-    print("decode attention, 32 heads, 8 kv heads, head 128: us, share of the read bandwidth")
+    print(f"decode attention, 32 heads, 8 kv heads, head 128, cache {dtype}: us, share of the read bandwidth")
+    token = 2 * 8 * 128 * dtype.itemsize
     for contexts in ([1024], [8192], [1024] * 8, [1024] * 64, [1024] * 256, list(range(16, 2048, 16)), [32768] * 16):
         blocks = sum(-(-context // 16) for context in contexts)
-        layers = max(2, min(8, -(-(300 << 20) // (blocks * 16 * 4096))))
-        caches = [torch.randn(2, blocks, 16, 8, 128, device=DEVICE).bfloat16() for _ in range(layers)]
+        layers = max(2, min(8, -(-(300 << 20) // (blocks * 16 * token))))
+        caches = [torch.randn(2, blocks, 16, 8, 128, device=DEVICE).to(dtype) for _ in range(layers)]
         layout = decode_layout(contexts, blocks)
         query = torch.randn(len(contexts), 32, 128, device=DEVICE).bfloat16()
         out = torch.empty_like(query)
         decode_attention(query, *caches[0], layout, 128**-0.5, None, None, out)
-        keys, values = (cache.flatten(0, 1) for cache in caches[0])
+        keys, values = (cache.flatten(0, 1) for cache in caches[0].float())
         for row in (0, len(contexts) - 1):
             at = layout.block_tables[row].long().repeat_interleave(16) * 16 + torch.arange(16, device=DEVICE).repeat(
                 layout.block_tables.shape[1]
@@ -187,18 +188,18 @@ def attention_table(bandwidth: float) -> None:
             assert relative_error(out[row], want.reshape(32, 128)) < 1e-2
         calls = [lambda c=c: decode_attention(query, *c, layout, 128**-0.5, None, None, out) for c in caches]
         time = microseconds(calls)
-        size = sum(contexts) * 4096
+        size = sum(contexts) * token
         name = f"{len(contexts)} x {contexts[0]}" if len(set(contexts)) == 1 else f"{len(contexts)} mixed"
         print(f"    {name:>12}: {time:8.1f} us {size / bandwidth / time * 1e8:4.0f}%")
 
 
-def prefill_table() -> None:
+def prefill_table(dtype: torch.dtype) -> None:
     from kernels.gpu.prefill_attention import prefill_attention
 
-    print("prefill attention, causal, 32 heads, 8 kv heads, head 128: us, TFLOP/s")
+    print(f"prefill attention, causal, 32 heads, 8 kv heads, head 128, cache {dtype}: us, TFLOP/s")
     for count, length in ((1, 8192), (8, 1024), (1, 2048), (4, 2048)):
         blocks = count * length // 16
-        cache = torch.randn(2, blocks, 16, 8, 128, device=DEVICE).bfloat16()
+        cache = torch.randn(2, blocks, 16, 8, 128, device=DEVICE).to(dtype)
         layout = decode_layout([length] * count, blocks)
         tiles = [(seq, start) for seq in range(count) for start in range(0, length, PREFILL_TILE)]
         layout = GpuLayout(
@@ -210,7 +211,7 @@ def prefill_table() -> None:
         out = torch.empty_like(query)
         prefill_attention(query, *cache, layout, 128**-0.5, None, None, out)
         at = (layout.block_tables[-1].long()[:, None] * 16 + torch.arange(16, device=DEVICE)).flatten()
-        keys, values = (part.flatten(0, 1)[at].transpose(0, 1) for part in cache)
+        keys, values = (part.flatten(0, 1)[at].transpose(0, 1) for part in cache.bfloat16())
         want = F.scaled_dot_product_attention(
             query[-length:].transpose(0, 1)[None], keys[None], values[None], is_causal=True, enable_gqa=True
         )
@@ -251,9 +252,11 @@ def main() -> None:
     if "small" in args.only:
         small_table()
     if "attention" in args.only:
-        attention_table(bandwidth)
+        attention_table(bandwidth, torch.bfloat16)
+        attention_table(bandwidth, torch.float8_e4m3fn)
     if "prefill" in args.only:
-        prefill_table()
+        prefill_table(torch.bfloat16)
+        prefill_table(torch.float8_e4m3fn)
     if args.tune:
         tune(args.rows, bandwidth, SHAPES_8B)
     elif "linear" in args.only:

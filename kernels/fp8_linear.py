@@ -1,15 +1,11 @@
-"""Matrix products in 8-bit floating point (Micikevicius et al., 2022): a scale for each output of the weights, and for
-each token of the activations.
-"""
+"""Matrix products in 8-bit floating point: a scale for each output of the weights, for each token of the activations."""
 
 import torch
 import torch.nn.functional as F
 
-E4M3_MAX = 448.0
-"""The largest finite float8_e4m3fn."""
+from kernels.float8 import E4M3_MAX, saturate, widen
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,8 +20,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     wide = x.float()
     scale = (wide.abs().amax(dim=-1, keepdim=True) / E4M3_MAX).clamp(min=_SMALLEST_SCALE)
-    # A quotient may be rounded to just above the largest value, which some releases of torch turn into NaN.
-    return (wide / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
+    return saturate(wide / scale), scale
 
 
 def fp8_linear(
@@ -43,12 +38,5 @@ def fp8_linear(
         [tokens, out], the dtype of ``x``, rounded once.
     """
     values, scale = quantize_per_token(x)
-    y = F.linear(values.float(), _to_float32(weight)) * scale * weight_scale
+    y = F.linear(values.float(), widen(weight, torch.float32)) * scale * weight_scale
     return (y if bias is None else y + bias.float()).to(x.dtype)
-
-
-def _to_float32(weight: torch.Tensor) -> torch.Tensor:
-    """The values of a contiguous weight. On a CPU they are looked up: torch computes each, five times as slowly."""
-    if weight.is_cuda:
-        return weight.float()
-    return _VALUES.index_select(0, weight.view(torch.uint8).flatten().int()).view(weight.shape)

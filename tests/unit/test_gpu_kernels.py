@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from kernels import activation, norm, rotary_kv, sampling
 from kernels.attention import HostLayout, paged_attention
+from kernels.float8 import saturate
 from kernels.gpu import activation as gpu_activation
 from kernels.gpu import norm as gpu_norm
 from kernels.gpu import rotary_kv as gpu_rotary_kv
@@ -91,6 +92,28 @@ def test_rotary_kv(
     assert_near(found_caches, caches, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", [True] if DEVICE.type == "cpu" else [True, False])
+def test_rotary_kv_saturates_in_float8(dtype: torch.dtype, exact: bool) -> None:
+    """Exact: of values that float8 holds, turned by right angles; the interpreter rounds to float8 wrongly."""
+    qkv = random(5, 8 * 64) * 200
+    qkv = qkv.to(dtype) if not exact else saturate(qkv).to(dtype) * (1 + torch.randint(2, (5, 1)))
+    angles = torch.rand(5, 32) * 6
+    cos, sin = (angles.cos(), angles.sin()) if not exact else (angles.cos().round(), 1 - angles.cos().round().abs())
+    slots = torch.tensor([0, 17, 3, 40, 9])
+    caches = torch.zeros(2, 3, 16, 2, 64, dtype=torch.float8_e4m3fn)
+    want = rotary_kv.rotary_kv(qkv, cos, sin, *caches, slots)
+    found_caches = torch.zeros_like(caches).to(DEVICE)
+    on_device = to(qkv, cos, sin)
+    found = gpu_rotary_kv.rotary_kv(*on_device, *found_caches, slots.to(DEVICE), None, None, 0.0, 0.0)
+    assert_near(found, want, dtype)
+    assert found_caches.float().abs().max() == 448
+    if exact:
+        assert torch.equal(found_caches.float().cpu(), caches.float())
+    else:
+        assert_near(found_caches.float(), caches.float(), torch.bfloat16)  # some may be rounded the other way
+
+
 def test_rotary_kv_stores_nothing_at_negative_slots() -> None:
     cache = torch.zeros(2, 1, 16, 1, 16).to(DEVICE)
     angles = torch.zeros(2, 8).to(DEVICE)
@@ -103,13 +126,16 @@ class PagedCase:
     """Sequences with the given (query, context) lengths over a randomly ordered pool; decodes first."""
 
     def __init__(
-        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, unused: int
-    ) -> None:
+        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, unused: int,
+        float8: bool = False,
+    ) -> None:  # fmt: skip
         block_size = 16
         tables = [-(-context // block_size) for _, context in lengths]
         blocks = torch.randperm(sum(tables) + 2).tolist()
         self.query = random(sum(count for count, _ in lengths), heads, head_dim, dtype=dtype)
         self.caches = random(2, len(blocks), block_size, kv_heads, head_dim, dtype=dtype)
+        if float8:
+            self.caches = saturate(self.caches)
         taken = [[blocks.pop() for _ in range(size)] for size in tables]
         width = max(tables)
         padded = torch.tensor([table + [0] * (width - len(table)) for table in taken])
@@ -182,6 +208,16 @@ def test_prefill_attention(dtype: torch.dtype, window: int | None, softcap: floa
 
 def test_mixed_attention() -> None:
     PagedCase([(1, 70), (1, 3), (50, 120)], 9, 3, 64, torch.float16, 1).check()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16][:3])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, 5.0)])
+@pytest.mark.parametrize("head_dim", [24, 64])
+def test_attention_over_a_float8_cache(
+    dtype: torch.dtype, window: int | None, softcap: float | None, head_dim: int
+) -> None:
+    lengths = [(1, 90), (1, 333), (1, 1), (2, 2), (50, 120), (130, 260)]
+    PagedCase(lengths, 4, 2, head_dim, dtype, 1, float8=True).check(window, softcap)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
