@@ -1,6 +1,6 @@
 """The kernels one by one on a GPU, in CUDA graphs over rotating inputs: microseconds beside bytes and operations.
 
-    python -m benchmarks.kernels [--tune] [--only linear attention prefill small]
+    python -m benchmarks.kernels [--tune] [--only linear attention prefill small float8]
 
 Each result is compared with float64 or float32 arithmetic before it is timed. ``--tune`` tries many cuts of the skinny
 products and prints the best ones.
@@ -240,11 +240,48 @@ def small_table() -> None:
         print(f"    {rows:>5} rows: norm {norm:.1f}, rotary_kv {rotary:.1f}, silu_mul {gated:.1f}")
 
 
+def float8_table(bandwidth: float) -> None:
+    from kernels import fp8_quantize
+    from kernels.activation import silu_mul
+    from kernels.fp8_linear import fp8_product
+    from kernels.norm import add_rms_norm
+
+    print("float8 products of quantized activations: us, share of the read bandwidth, TFLOP/s")
+    for name, (out_features, in_features) in (SHAPES_8B | SHAPES_1B).items():
+        held = [fp8_quantize.quantize_per_token(weight) for weight in weights(out_features, in_features)]
+        held = [(weight, scale.flatten()) for weight, scale in held]
+        line = f"{name:>10}"
+        for rows in (1, 16, 64, 256, 8192):
+            if rows * out_features > 1 << 28:
+                continue
+            x = fp8_quantize.quantize_per_token(torch.randn(rows, in_features, device=DEVICE))
+            want = (x[0].float() @ held[0][0].float().T) * x[1] * held[0][1]
+            assert relative_error(fp8_product(*x, *held[0], torch.bfloat16), want) < 1e-2
+            size = held[0][0].nbytes + x[0].nbytes + rows * out_features * 2
+            time = microseconds([lambda w=w, x=x: fp8_product(*x, *w, torch.bfloat16) for w in held])
+            teraflops = 2 * rows * out_features * in_features / time * 1e-6
+            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}% {teraflops:4.0f}"
+        print(line)
+    print("the quantization before them, a chain of 32: us each, and of the plain operation before")
+    for rows in (1, 64, 256, 8192):
+        x = torch.randn(rows, 4096, device=DEVICE).bfloat16()
+        gate_up, weight = torch.randn(rows, 28672, device=DEVICE).bfloat16(), torch.ones(4096, device=DEVICE).bfloat16()
+        chains: dict[str, Callable[[], object]] = {
+            "quantize": lambda x=x: fp8_quantize.quantize_per_token(x),
+            "norm": lambda x=x, w=weight: add_rms_norm(x, x, w, 1e-5),
+            "norm and quantize": lambda x=x, w=weight: fp8_quantize.add_rms_norm_quantize(x, x, w, 1e-5),
+            "gate": lambda x=gate_up: silu_mul(x),
+            "gate and quantize": lambda x=gate_up: fp8_quantize.silu_mul_quantize(x),
+        }
+        times = ", ".join(f"{name} {microseconds([call] * 32):.1f}" for name, call in chains.items())
+        print(f"    {rows:>5} rows: {times}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--only", nargs="+", default=["linear", "attention", "prefill", "small"])
+    parser.add_argument("--only", nargs="+", default=["linear", "attention", "prefill", "small", "float8"])
     args = parser.parse_args()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
@@ -257,6 +294,8 @@ def main() -> None:
     if "prefill" in args.only:
         prefill_table(torch.bfloat16)
         prefill_table(torch.float8_e4m3fn)
+    if "float8" in args.only:
+        float8_table(bandwidth)
     if args.tune:
         tune(args.rows, bandwidth, SHAPES_8B)
     elif "linear" in args.only:

@@ -1,11 +1,19 @@
 """8-bit floating point, float8_e4m3fn (Micikevicius et al., 2022): 3 bits of mantissa, at most 448, no infinity."""
 
+from functools import cache
+
 import torch
 
 E4M3_MAX = 448.0
 """The largest finite float8_e4m3fn."""
 
 _VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+
+
+@cache
+def has_float8(device: torch.device) -> bool:
+    """Whether the device is a GPU with instructions for float8_e4m3fn (compute capability 8.9 and newer)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def saturate(x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from kernels.attention import key_tile
+from kernels.float8 import has_float8
 from worker.block_pool import BlockPool
 from worker.config import ConfigError, WorkerConfig
 from worker.engine import Engine, EngineLimits, Runner
@@ -259,11 +260,8 @@ def resolve_kv_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) 
     """The dtype of a --kv-cache-dtype flag, for a model of ``dtype``. Raises ConfigError when the GPU has no such."""
     if name == "auto":
         return dtype
-    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 9):
-        raise ConfigError(
-            f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or newer, and this one has "
-            f"{capability[0]}.{capability[1]}; use auto"
-        )
+    if device.type == "cuda" and not has_float8(device):
+        raise ConfigError(f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or newer; use auto")
     return torch.float8_e4m3fn
 
 

@@ -10,15 +10,18 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 # ruff: noqa: E402
 
-from kernels import activation, norm, rotary_kv, sampling
+from kernels import activation, fp8_quantize, norm, rotary_kv, sampling
 from kernels.attention import HostLayout, paged_attention
 from kernels.float8 import saturate
+from kernels.fp8_linear import fp8_product
 from kernels.gpu import activation as gpu_activation
+from kernels.gpu import fp8_quantize as gpu_fp8_quantize
 from kernels.gpu import norm as gpu_norm
 from kernels.gpu import rotary_kv as gpu_rotary_kv
 from kernels.gpu import sampling as gpu_sampling
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
 from kernels.gpu.decode_attention import decode_attention
+from kernels.gpu.fp8_linear import scaled_mm
 from kernels.gpu.linear import Shape, skinny_linear
 from kernels.gpu.prefill_attention import prefill_attention
 
@@ -283,3 +286,83 @@ def test_greedy_sampling_takes_the_first_of_the_largest(dtype: torch.dtype) -> N
     logits[3] = -torch.inf
     logits[3, 4097] = -5
     assert gpu_sampling.sample(logits.to(DEVICE), sampling.SamplingBatch()).tolist() == [5, 8999, 0, 4097]
+
+
+# Where float8 rounds: the interpreter does so wrongly, and gets only what float8 holds exactly.
+EXACT = [True] if DEVICE.type == "cpu" else [True, False]
+
+
+def float8_rows(rows: int, size: int) -> torch.Tensor:
+    """What float8 holds times a power of two for each row, whose largest is 448 times that."""
+    x = saturate(random(rows, size) * 100).float()
+    x[:, size // 3] = 448
+    return x * 2.0 ** torch.randint(-6, 3, (rows, 1))
+
+
+def assert_quantized(found: fp8_quantize.Quantized, wanted: fp8_quantize.Quantized, exact: bool) -> None:
+    values, scale = (part.cpu().float() for part in found)
+    assert_near(scale, wanted[1], torch.float16)
+    if exact:
+        assert torch.equal(values, wanted[0].float())
+    else:
+        assert_near(values * scale, wanted[0].float() * wanted[1], torch.bfloat16)  # some are rounded the other way
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("size", [7, 576, 1536])
+def test_quantize_per_token(dtype: torch.dtype, exact: bool, size: int) -> None:
+    x = (float8_rows(4, size) if exact else random(4, size)).to(dtype)
+    x[2] = 0
+    found = gpu_fp8_quantize.quantize_per_token(*to(x))
+    assert_quantized(found, fp8_quantize.quantize_per_token(x), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("size", [7, 1100])
+def test_quantized_gates(dtype: torch.dtype, exact: bool, size: int) -> None:
+    """Exact: a gate of 128 is its own sigmoid-weighted self."""
+    gate_up = random(4, 2 * size)
+    if exact:
+        gate_up = torch.cat((torch.full((4, size), 128.0), float8_rows(4, size) / 128), dim=1)
+    gate_up = gate_up.to(dtype)
+    found = gpu_fp8_quantize.silu_mul_quantize(*to(gate_up))
+    assert_quantized(found, fp8_quantize.silu_mul_quantize(gate_up), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_quantized_norms(dtype: torch.dtype, exact: bool, offset: float) -> None:
+    """Exact: rows of 1 and -1 are normal already."""
+    size, eps = 576, 0.0 if exact else 1e-5
+    x, residual, weight = random(3, size), random(3, size), random(size)
+    if exact:
+        x, residual = torch.randint(2, (3, size)) * 2.0 - 1, residual.round()
+        weight = saturate(weight * 20).float().round().clamp(max=112)
+        weight[7] = 112  # a quarter of 448
+        weight -= offset
+    x, residual, weight = (part.to(dtype) for part in (x, residual, weight))
+    found = gpu_fp8_quantize.rms_norm_quantize(*to(x, weight), eps, offset)
+    assert_quantized(found, fp8_quantize.rms_norm_quantize(x, weight, eps, offset), exact)
+    added = x - residual if exact else x
+    quantized, total = gpu_fp8_quantize.add_rms_norm_quantize(*to(added, residual, weight), eps, offset)
+    wanted, wanted_total = fp8_quantize.add_rms_norm_quantize(added, residual, weight, eps, offset)
+    assert_quantized(quantized, wanted, exact)
+    assert torch.equal(total.cpu(), wanted_total)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 17, 200])
+def test_fp8_product(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    values, scale = fp8_quantize.quantize_per_token(random(rows, 256))
+    weight, weight_scale = fp8_quantize.quantize_per_token(random(96, 256))
+    offset = random(96, dtype=dtype) if bias else None
+    wanted = fp8_product(values, scale, weight, weight_scale[:, 0], torch.float32, offset)
+    on_device = to(values, scale, weight, weight_scale[:, 0])
+    found = scaled_mm(*on_device, dtype, None if offset is None else offset.to(DEVICE))
+    assert found.dtype == dtype
+    assert_near(found, wanted, torch.bfloat16)
+    assert_near(fp8_product(*on_device, dtype, None if offset is None else offset.to(DEVICE)), wanted, torch.bfloat16)
