@@ -1,6 +1,6 @@
 """The kernels one by one on a GPU, in CUDA graphs over rotating inputs: microseconds beside bytes and operations.
 
-    python -m benchmarks.kernels [--tune] [--only linear attention prefill small float8]
+    python -m benchmarks.kernels [--tune] [--only linear attention prefill small float8 four-bit]
 
 Each result is compared with float64 or float32 arithmetic before it is timed. ``--tune`` tries many cuts of the skinny
 products and prints the best ones.
@@ -277,11 +277,36 @@ def float8_table(bandwidth: float) -> None:
         print(f"    {rows:>5} rows: {times}")
 
 
+def four_bit_table(bandwidth: float) -> None:
+    from kernels.awq_linear import packed_width, w4a16_linear
+    from kernels.gpu.awq_linear import dequantize_weight
+
+    print("4-bit products, groups of 128 with zero points: us, share of the read bandwidth; and the weight dequantized")
+    for name, (out_features, in_features) in (SHAPES_8B | SHAPES_1B).items():
+        groups, copies = in_features // 128, max(2, -(-(400 << 20) // (out_features * in_features // 2)))
+        held = []
+        for _ in range(copies):
+            words = torch.randint(-(1 << 31), 1 << 31, (out_features, packed_width(in_features)), device=DEVICE)
+            scales = torch.rand(groups, out_features, device=DEVICE).bfloat16() * 0.01
+            zeros = torch.randint(0, 16, (groups, out_features), dtype=torch.uint8, device=DEVICE)
+            held.append((words.int(), scales, zeros, 128))
+        dense = dequantize_weight(*held[0], in_features, torch.float32)
+        line = f"{name:>10}"
+        for rows in (1, 8, 16, 32, 64, 256):
+            x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
+            assert relative_error(w4a16_linear(x, *held[0]), x.float() @ dense.T) < 1e-2
+            size = sum(part.nbytes for part in held[0][:3]) + x.nbytes + rows * out_features * 2
+            time = microseconds([lambda w=w, x=x: w4a16_linear(x, *w) for w in held])
+            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}%"
+        time = microseconds([lambda w=w: dequantize_weight(*w, in_features, torch.bfloat16) for w in held])
+        print(f"{line} | {time:.1f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--only", nargs="+", default=["linear", "attention", "prefill", "small", "float8"])
+    parser.add_argument("--only", nargs="+", default=["linear", "attention", "prefill", "small", "float8", "four-bit"])
     args = parser.parse_args()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
@@ -296,6 +321,8 @@ def main() -> None:
         prefill_table(torch.float8_e4m3fn)
     if "float8" in args.only:
         float8_table(bandwidth)
+    if "four-bit" in args.only:
+        four_bit_table(bandwidth)
     if args.tune:
         tune(args.rows, bandwidth, SHAPES_8B)
     elif "linear" in args.only:

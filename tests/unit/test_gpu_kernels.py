@@ -10,11 +10,12 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 # ruff: noqa: E402
 
-from kernels import activation, fp8_quantize, norm, rotary_kv, sampling
+from kernels import activation, awq_linear, fp8_quantize, norm, rotary_kv, sampling
 from kernels.attention import HostLayout, paged_attention
 from kernels.float8 import saturate
 from kernels.fp8_linear import fp8_product
 from kernels.gpu import activation as gpu_activation
+from kernels.gpu import awq_linear as gpu_awq_linear
 from kernels.gpu import fp8_quantize as gpu_fp8_quantize
 from kernels.gpu import norm as gpu_norm
 from kernels.gpu import rotary_kv as gpu_rotary_kv
@@ -366,3 +367,35 @@ def test_fp8_product(dtype: torch.dtype, bias: bool, rows: int) -> None:
     assert found.dtype == dtype
     assert_near(found, wanted, torch.bfloat16)
     assert_near(fp8_product(*on_device, dtype, None if offset is None else offset.to(DEVICE)), wanted, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("group_size", "in_features"), [(128, 1024), (128, 200), (256, 512), (512, 512), (64, 200), (48, 160), (16, 130)]
+)
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_four_bit_linear(dtype: torch.dtype, group_size: int, in_features: int, zero_points: bool) -> None:
+    out_features, groups = 70, -(-in_features // group_size)
+    weight = awq_linear.pack_weight(torch.randint(16, (out_features, in_features), dtype=torch.uint8))
+    scales = (torch.rand(groups, out_features) + 0.1).to(dtype)
+    zeros = torch.randint(16, (groups, out_features), dtype=torch.uint8) if zero_points else None
+    dense = awq_linear.dequantize_weight(weight, scales, zeros, group_size, in_features)
+    on_device = weight.to(DEVICE), scales.to(DEVICE), None if zeros is None else zeros.to(DEVICE), group_size
+    found = gpu_awq_linear.dequantize_weight(*on_device, in_features, dtype)
+    assert torch.equal(found.cpu(), dense.to(dtype))
+    for rows, split, bias in ((1, 1, None), (5, 3, random(out_features)), (33, 2, None)):
+        x, offset = random(rows, in_features, dtype=dtype), None if bias is None else bias.to(dtype)
+        want = torch.nn.functional.linear(x.double(), dense.double(), None if offset is None else offset.double())
+        shape = gpu_awq_linear.Shape(block_out=64, split=split, stages=3, warps=2)
+        bias_there = None if offset is None else offset.to(DEVICE)
+        assert_near(gpu_awq_linear.w4a16_linear(x.to(DEVICE), *on_device, bias_there, shape), want, dtype)
+
+
+def test_parts_of_a_four_bit_linear_are_summed_again_and_again() -> None:
+    """The counters of ended parts are zero again after each product."""
+    weight = awq_linear.pack_weight(torch.randint(16, (130, 512), dtype=torch.uint8)).to(DEVICE)
+    scales, x = torch.ones(4, 130).half().to(DEVICE), random(3, 512, dtype=torch.float16).to(DEVICE)
+    shape = gpu_awq_linear.Shape(block_out=64, split=4, stages=2, warps=2)
+    first, second = (gpu_awq_linear.w4a16_linear(x, weight, scales, None, 128, None, shape) for _ in range(2))
+    assert first.abs().sum() > 0
+    assert torch.equal(first, second)
