@@ -292,7 +292,7 @@ def four_bit_table(bandwidth: float) -> None:
             held.append((words.int(), scales, zeros, 128))
         dense = dequantize_weight(*held[0], in_features, torch.float32)
         line = f"{name:>10}"
-        for rows in (1, 8, 16, 32, 64, 256):
+        for rows in (1, 8, 16, 32, 64, 128, 192, 256):
             x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
             assert relative_error(w4a16_linear(x, *held[0]), x.float() @ dense.T) < 1e-2
             size = sum(part.nbytes for part in held[0][:3]) + x.nbytes + rows * out_features * 2

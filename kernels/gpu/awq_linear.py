@@ -17,7 +17,10 @@ from kernels.awq_linear import TILE_INPUTS
 from kernels.gpu.launch import dependent_launch, num_multiprocessors, wait_for_previous
 from kernels.gpu.split_sum import arrival_counters, store_sum
 
-MAX_ROWS = 64
+MAX_ROWS = 192
+"""Up to here, reading the codes again is faster than writing the weight in full."""
+
+_BLOCK_ROWS = 64
 
 # Of two words the codes at one place, as a pair of numbers: a code in the last bits of 128 (bfloat16) or 1024 (float16)
 # is added to it. $3 is what to subtract, $4 picks the words' halves, $6 is the shift in them.
@@ -193,26 +196,28 @@ def w4a16_linear(
     bias: torch.Tensor | None = None,
     shape: Shape | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.awq_linear.w4a16_linear``, of at most ``MAX_ROWS`` rows. Weights are not rounded to the dtype."""
+    """See ``kernels.awq_linear.w4a16_linear``; weights are not rounded to the dtype. Reads them for each 64 rows anew."""
     x = x.contiguous()
     rows, in_features = x.shape
     groups, out_features = scales.shape
     out = x.new_empty((rows, out_features))
-    cut = shape or choose_shape(rows, out_features, in_features, x.device)
-    partial, arrived = out, out
-    if cut.split > 1:
-        partial = torch.empty((cut.split, rows, out_features), dtype=torch.float32, device=x.device)
-        arrived = arrival_counters(x.device)
     dependent = dependent_launch(x.device)
-    _skinny_kernel[(triton.cdiv(out_features, cut.block_out), cut.split)](
-        x, weight, scales, weight if zeros is None else zeros, x if bias is None else bias, out, partial, arrived,
-        rows, out_features, in_features, groups,
-        GROUP_SIZE=group_size, ZEROS=zeros is not None, BIAS=bias is not None,
-        BLOCK_ROWS=max(triton.next_power_of_2(rows), 8), BLOCK_OUT=cut.block_out, SPLIT=cut.split, STAGES=cut.stages,
-        EVEN=in_features % TILE_INPUTS == 0,
-        PAIRS=_unpacks_pairs(x.device) and x.dtype != torch.float32, DEPENDENT=dependent, num_warps=cut.warps,
-        launch_pdl=dependent,
-    )  # fmt: skip
+    for start in range(0, rows, _BLOCK_ROWS):
+        here = min(rows - start, _BLOCK_ROWS)
+        cut = shape or choose_shape(here, out_features, in_features, x.device)
+        partial, arrived = out, out
+        if cut.split > 1:
+            partial = torch.empty((cut.split, here, out_features), dtype=torch.float32, device=x.device)
+            arrived = arrival_counters(x.device)
+        _skinny_kernel[(triton.cdiv(out_features, cut.block_out), cut.split)](
+            x[start:], weight, scales, weight if zeros is None else zeros, x if bias is None else bias, out[start:],
+            partial, arrived, here, out_features, in_features, groups,
+            GROUP_SIZE=group_size, ZEROS=zeros is not None, BIAS=bias is not None,
+            BLOCK_ROWS=max(triton.next_power_of_2(here), 8), BLOCK_OUT=cut.block_out, SPLIT=cut.split,
+            STAGES=cut.stages, EVEN=in_features % TILE_INPUTS == 0,
+            PAIRS=_unpacks_pairs(x.device) and x.dtype != torch.float32, DEPENDENT=dependent, num_warps=cut.warps,
+            launch_pdl=dependent,
+        )  # fmt: skip
     return out
 
 

@@ -383,7 +383,7 @@ def test_four_bit_linear(dtype: torch.dtype, group_size: int, in_features: int, 
     on_device = weight.to(DEVICE), scales.to(DEVICE), None if zeros is None else zeros.to(DEVICE), group_size
     found = gpu_awq_linear.dequantize_weight(*on_device, in_features, dtype)
     assert torch.equal(found.cpu(), dense.to(dtype))
-    for rows, split, bias in ((1, 1, None), (5, 3, random(out_features)), (33, 2, None)):
+    for rows, split, bias in ((1, 1, None), (5, 3, random(out_features)), (33, 2, None), (70, 2, None)):
         x, offset = random(rows, in_features, dtype=dtype), None if bias is None else bias.to(dtype)
         want = torch.nn.functional.linear(x.double(), dense.double(), None if offset is None else offset.double())
         shape = gpu_awq_linear.Shape(block_out=64, split=split, stages=3, warps=2)
