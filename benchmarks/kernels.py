@@ -1,6 +1,6 @@
 """The kernels one by one on a GPU, in CUDA graphs over rotating inputs: microseconds beside bytes and operations.
 
-    python -m benchmarks.kernels [--tune] [--only linear attention prefill small float8 four-bit]
+    python -m benchmarks.kernels [--tune] [--only attention float8 ...]
 
 Each result is compared with float64 or float32 arithmetic before it is timed. ``--tune`` tries many cuts of the skinny
 products and prints the best ones.
@@ -20,6 +20,7 @@ from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
 from kernels.gpu.linear import Shape, skinny_linear
 
 DEVICE = torch.device("cuda")
+TABLES = ("linear", "attention", "prefill", "small", "float8", "four-bit", "experts")
 SHAPES_8B = {
     "qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336), "lm_head": (128256, 4096)
 }  # fmt: skip
@@ -302,11 +303,42 @@ def four_bit_table(bandwidth: float) -> None:
         print(f"{line} | {time:.1f}")
 
 
+def experts_table(bandwidth: float) -> None:
+    from kernels.experts import experts_mlp
+
+    print("experts: us, share of the read bandwidth of the chosen ones' weights, TFLOP/s")
+    models = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "Mixtral-8x7B": (8, 2, 4096, 14336)}
+    for name, (count, chosen, hidden, intermediate) in models.items():
+        held = []
+        for _ in range(2):
+            gate_up = torch.randn(count, 2 * intermediate, hidden, device=DEVICE, dtype=torch.bfloat16) * 0.02
+            down = torch.randn(count, hidden, intermediate, device=DEVICE, dtype=torch.bfloat16) * 0.02
+            held.append((gate_up, down))
+        line = f"{name:>15}"
+        for rows in (1, 8, 64, 256, 8192):
+            x = torch.randn(rows, hidden, device=DEVICE).bfloat16()
+            scores, experts = torch.rand(rows, count, device=DEVICE).softmax(dim=-1).topk(chosen)
+            found = experts_mlp(x, *held[0], experts, scores.bfloat16())
+            for row in {0, rows - 1}:
+                parts = [
+                    F.silu(gate) * up @ held[0][1][expert].float().T * score
+                    for expert, score in zip(experts[row].tolist(), scores[row].tolist(), strict=True)
+                    for gate, up in [(x[row].float() @ held[0][0][expert].float().T).chunk(2)]
+                ]
+                assert relative_error(found[row], torch.stack(parts).sum(dim=0)) < 2e-2
+            size = len(experts.unique()) * 3 * hidden * intermediate * 2
+            calls = [lambda w=w, x=x, e=experts, s=scores.bfloat16(): experts_mlp(x, *w, e, s) for w in held] * 4
+            time = microseconds(calls)
+            teraflops = 6 * rows * chosen * hidden * intermediate / time * 1e-6
+            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}% {teraflops:4.0f}"
+        print(line)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--only", nargs="+", default=["linear", "attention", "prefill", "small", "float8", "four-bit"])
+    parser.add_argument("--only", nargs="+", default=TABLES, choices=TABLES)
     args = parser.parse_args()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
@@ -323,6 +355,8 @@ def main() -> None:
         float8_table(bandwidth)
     if "four-bit" in args.only:
         four_bit_table(bandwidth)
+    if "experts" in args.only:
+        experts_table(bandwidth)
     if args.tune:
         tune(args.rows, bandwidth, SHAPES_8B)
     elif "linear" in args.only:

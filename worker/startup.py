@@ -170,7 +170,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
-    if replays_graphs(config, model_config, device):
+    if replays_graphs(config, device):
         graphs = _capture_graphs(model, cache, inputs, setup.max_num_seqs)
     own_runner = ModelRunner(model, cache, inputs, setup.max_num_seqs, model_config.vocab_size, device, graphs)
     runner: Runner = own_runner
@@ -206,10 +206,10 @@ def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBu
     return HostInputBuilder(setup.max_num_seqs, cache.block_size, tile, device)
 
 
-def replays_graphs(config: WorkerConfig, model: ModelConfig, device: torch.device) -> bool:
-    """Whether decode steps are captured: not where the host takes part, to sum over ranks or to pick experts."""
+def replays_graphs(config: WorkerConfig, device: torch.device) -> bool:
+    """Whether decode steps are captured: not where the host takes part, to sum over ranks."""
     alone = config.tensor_parallel_size == 1
-    return device.type == "cuda" and alone and model.experts is None and not config.enforce_eager
+    return device.type == "cuda" and alone and not config.enforce_eager
 
 
 def _capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_num_seqs: int) -> "DecodeGraphs":

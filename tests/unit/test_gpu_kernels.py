@@ -12,10 +12,12 @@ pytest.importorskip("triton")
 
 from kernels import activation, awq_linear, fp8_quantize, norm, rotary_kv, sampling
 from kernels.attention import HostLayout, paged_attention
+from kernels.experts import experts_mlp
 from kernels.float8 import saturate
 from kernels.fp8_linear import fp8_product
 from kernels.gpu import activation as gpu_activation
 from kernels.gpu import awq_linear as gpu_awq_linear
+from kernels.gpu import experts as gpu_experts
 from kernels.gpu import fp8_quantize as gpu_fp8_quantize
 from kernels.gpu import norm as gpu_norm
 from kernels.gpu import rotary_kv as gpu_rotary_kv
@@ -399,3 +401,18 @@ def test_parts_of_a_four_bit_linear_are_summed_again_and_again() -> None:
     first, second = (gpu_awq_linear.w4a16_linear(x, weight, scales, None, 128, None, shape) for _ in range(2))
     assert first.abs().sum() > 0
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hidden", "intermediate"), [(64, 96), (72, 23)])
+@pytest.mark.parametrize(("tokens", "count", "chosen"), [(1, 8, 2), (5, 6, 3), (70, 4, 2), (40, 40, 1), (90, 3, 1)])
+def test_experts(dtype: torch.dtype, hidden: int, intermediate: int, tokens: int, count: int, chosen: int) -> None:
+    x = random(tokens, hidden, dtype=dtype)
+    gate_up = random(count, 2 * intermediate, hidden, dtype=dtype) * hidden**-0.5
+    down = random(count, hidden, intermediate, dtype=dtype)
+    scores, experts = torch.rand(tokens, count).topk(chosen)
+    experts[: tokens // 2] = torch.arange(chosen)  # so that some have many tokens, and the last ones few or none
+    want = experts_mlp(x.double(), gate_up.double(), down.double(), experts, scores.double())
+    on_device = to(x, gate_up, down, experts, scores.to(dtype))
+    for shape in (None, gpu_experts.Shape(block_rows=16, block_out=64, block_in=32, stages=2, warps=4)):
+        assert_near(gpu_experts.experts_mlp(*on_device, shape), want, dtype)
