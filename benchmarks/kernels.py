@@ -318,7 +318,8 @@ def experts_table(bandwidth: float) -> None:
         for rows in (1, 8, 64, 256, 8192):
             x = torch.randn(rows, hidden, device=DEVICE).bfloat16()
             scores, experts = torch.rand(rows, count, device=DEVICE).softmax(dim=-1).topk(chosen)
-            found = experts_mlp(x, *held[0], experts, scores.bfloat16())
+            factors = scores.bfloat16()
+            found = experts_mlp(x, *held[0], experts, factors)
             for row in {0, rows - 1}:
                 parts = [
                     F.silu(gate) * up @ held[0][1][expert].float().T * score
@@ -327,7 +328,7 @@ def experts_table(bandwidth: float) -> None:
                 ]
                 assert relative_error(found[row], torch.stack(parts).sum(dim=0)) < 2e-2
             size = len(experts.unique()) * 3 * hidden * intermediate * 2
-            calls = [lambda w=w, x=x, e=experts, s=scores.bfloat16(): experts_mlp(x, *w, e, s) for w in held] * 4
+            calls = [lambda w=w, x=x, e=experts, f=factors: experts_mlp(x, *w, e, f) for w in held] * 4
             time = microseconds(calls)
             teraflops = 6 * rows * chosen * hidden * intermediate / time * 1e-6
             line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}% {teraflops:4.0f}"

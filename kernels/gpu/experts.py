@@ -1,8 +1,8 @@
 """Mixtures of experts as grouped products, in launches that depend on shapes only, never on which experts are chosen.
 
-(token, expert) pairs are sorted by expert. Each expert's pairs are cut into tiles of rows; a program finds out by itself
-whose tile it has, and ends at once where there are fewer tiles than there might have been. The weight is the left
-operand, so that its rows fill the matrix units however few pairs an expert has.
+(token, expert) pairs are sorted by expert. Each expert's pairs are cut into tiles of rows; a program finds out by
+itself whose tile it has, and ends at once where there are fewer tiles than there might have been. The weight is the
+left operand, so that its rows fill the matrix units however few pairs an expert has.
 """
 
 from dataclasses import dataclass
