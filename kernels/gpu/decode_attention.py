@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attention_layout import DECODE_TILE, GpuLayout
-from kernels.gpu.float8_cache import match_cache
+from kernels.gpu.float8_cache import match_cache, widen
 from kernels.gpu.launch import dependent_launch, num_multiprocessors, wait_for_previous
 
 _PROGRAMS_PER_MULTIPROCESSOR = 2
@@ -39,7 +39,7 @@ def _decode_kernel(
     table_ptr, table_stride, rows_ptr, context_ptr, tiles_ptr, num_decodes, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    STEPS: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
+    STEPS: tl.constexpr, STAGES: tl.constexpr, COMPILED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     GROUP_PAD: tl.constexpr = 16
     kv_head = tl.program_id(0)
@@ -72,11 +72,12 @@ def _decode_kernel(
             for index in tl.range(first, segment_end - seq_start, num_stages=STAGES):
                 token = index * TILE + tl.arange(0, TILE)
                 visible = token < context
-                block = tl.load(table + token // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
-                slot = block * BLOCK_SIZE + token % BLOCK_SIZE
+                place = token.to(tl.uint32)  # whose quotients are shifts
+                block = tl.load(table + place // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
+                slot = block * BLOCK_SIZE + place % BLOCK_SIZE
                 at = (slot[:, None] * KV_HEADS + kv_head) * HEAD_DIM + column[None, :]
                 read = visible[:, None] & (column < HEAD_DIM)[None, :]
-                key = tl.load(key_ptr + at, mask=read, other=0.0).to(query.dtype)
+                key = widen(tl.load(key_ptr + at, mask=read, other=0.0), query, COMPILED)
                 score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * factor)[:, None]
                 if SOFTCAP:
                     score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
@@ -87,7 +88,7 @@ def _decode_kernel(
                 shrink = tl.exp2(largest - new_largest)
                 weight = tl.where(visible[None, :], tl.exp2(score - new_largest[:, None]), 0.0)
                 total_weight = total_weight * shrink + tl.sum(weight, axis=1)
-                value = tl.load(value_ptr + at, mask=read, other=0.0).to(query.dtype)
+                value = widen(tl.load(value_ptr + at, mask=read, other=0.0), query, COMPILED)
                 acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
                 largest = new_largest
             if (tile == seq_start) & (segment_end == seq_end):
@@ -166,7 +167,7 @@ def decode_attention(
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
         BLOCK_SIZE=key_cache.shape[1], TILE=DECODE_TILE, WINDOW=window or 0, SOFTCAP=softcap is not None,
         STEPS=11,  # enough for 1,024 sequences
-        STAGES=stages, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
+        STAGES=stages, COMPILED=query.is_cuda, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     _merge_kernel[(count, heads)](
         out, partial, stats, layout.decode_tiles, count, shares,
