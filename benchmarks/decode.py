@@ -8,9 +8,11 @@ here and now. Before anything is timed, a tiny model's greedy output is compared
 """
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,8 +21,10 @@ from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.kv_cache import bytes_per_block
 from worker.loader import open_checkpoint
+from worker.model_config import ModelConfig
+from worker.quantization import W4A16, Fp8
 from worker.sequence import SamplingParams, Sequence, token_array
-from worker.startup import build_engine, resolve_device, resolve_dtype
+from worker.startup import build_engine, resolve_device, resolve_dtype, resolve_kv_cache_dtype
 
 
 def check_correctness(device: torch.device) -> None:
@@ -95,6 +99,23 @@ def decode_steps(engine: Engine, vocab_size: int, batch: int, context: int, step
     return times
 
 
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, batch: int) -> float:
+    """Bytes of the weights that a step of ``batch`` sequences reads; of experts, those of choices made at random."""
+    attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    feed_forward: float = 3 * config.hidden_size * config.intermediate_size
+    if config.experts is not None:
+        count, chosen = config.experts.count, config.experts.per_token
+        feed_forward = 3 * config.hidden_size * config.experts.intermediate_size
+        feed_forward *= count * (1 - (1 - chosen / count) ** batch)
+    size: float = dtype.itemsize
+    if isinstance(config.quantization, Fp8):
+        size = 1
+    elif isinstance(config.quantization, W4A16):
+        size = 0.5 + (dtype.itemsize + config.quantization.zero_points) / (config.quantization.group_size or math.inf)
+    layers = config.num_layers * (attention + feed_forward) * size
+    return layers + config.vocab_size * config.hidden_size * dtype.itemsize
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path(__file__).parent / "models" / "llama-3.1-8b")
@@ -103,6 +124,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     args = parser.parse_args()
 
     device = resolve_device(args.device)
@@ -116,23 +139,25 @@ def main() -> None:
     engine, limits = build_engine(
         WorkerConfig(
             model=args.model, device=args.device, dtype=args.dtype, load_format="dummy", max_model_len=limit,
+            quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype,
             max_num_seqs=max(args.batch), num_gpu_blocks_override=max(args.batch) * -(-limit // 16) + 1,
         )
     )  # fmt: skip
     build_seconds = time.perf_counter() - started
-    layer = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    layer += 3 * config.hidden_size * config.intermediate_size
-    weights = (config.num_layers * layer + config.vocab_size * config.hidden_size) * dtype.itemsize
-    kv_token = bytes_per_block(config, 1, dtype)
+    if args.quantization == "fp8":
+        config = replace(config, quantization=Fp8("none"))
+    cache_dtype = resolve_kv_cache_dtype(args.kv_cache_dtype, dtype, device)
+    kv_token = bytes_per_block(config, 1, cache_dtype)
 
     rows = []
     for batch in args.batch:
         times = decode_steps(engine, limits.vocab_size, batch, args.context, args.steps)
         median = statistics.median(times)
-        floor = (weights + batch * args.context * kv_token) / bandwidth
+        floor = (weight_bytes(config, dtype, batch) + batch * args.context * kv_token) / bandwidth
         rows.append((batch, median * 1e3, floor * 1e3, floor / median, batch / median))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    print(f"{args.model.name} {dtype} on {name}, torch {torch.__version__}, context {args.context}")
+    forms = f"weights {config.quantization.method if config.quantization else dtype}, KV cache {cache_dtype}"
+    print(f"{args.model.name}, {forms}, on {name}, torch {torch.__version__}, context {args.context}")
     print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s, engine built in {build_seconds:.1f} s")
     print(f"{'batch':>6} {'ms/step':>9} {'floor ms':>9} {'of floor':>9} {'tok/s':>9}")
     for batch, median, floor, share, rate in rows:

@@ -1,6 +1,6 @@
 """The kernels one by one on a GPU, in CUDA graphs over rotating inputs: microseconds beside bytes and operations.
 
-    python -m benchmarks.kernels [--tune] [--only linear attention prefill small]
+    python -m benchmarks.kernels [--tune] [--only attention float8 ...]
 
 Each result is compared with float64 or float32 arithmetic before it is timed. ``--tune`` tries many cuts of the skinny
 products and prints the best ones.
@@ -20,6 +20,7 @@ from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
 from kernels.gpu.linear import Shape, skinny_linear
 
 DEVICE = torch.device("cuda")
+TABLES = ("linear", "attention", "prefill", "small", "float8", "four-bit", "experts")
 SHAPES_8B = {
     "qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336), "lm_head": (128256, 4096)
 }  # fmt: skip
@@ -163,19 +164,20 @@ def decode_layout(contexts: list[int], blocks: int) -> GpuLayout:
     )  # fmt: skip
 
 
-def attention_table(bandwidth: float) -> None:
+def attention_table(bandwidth: float, dtype: torch.dtype) -> None:
     from kernels.gpu.decode_attention import decode_attention
 
-    print("decode attention, 32 heads, 8 kv heads, head 128: us, share of the read bandwidth")
+    print(f"decode attention, 32 heads, 8 kv heads, head 128, cache {dtype}: us, share of the read bandwidth")
+    token = 2 * 8 * 128 * dtype.itemsize
     for contexts in ([1024], [8192], [1024] * 8, [1024] * 64, [1024] * 256, list(range(16, 2048, 16)), [32768] * 16):
         blocks = sum(-(-context // 16) for context in contexts)
-        layers = max(2, min(8, -(-(300 << 20) // (blocks * 16 * 4096))))
-        caches = [torch.randn(2, blocks, 16, 8, 128, device=DEVICE).bfloat16() for _ in range(layers)]
+        layers = max(2, min(8, -(-(300 << 20) // (blocks * 16 * token))))
+        caches = [torch.randn(2, blocks, 16, 8, 128, device=DEVICE).to(dtype) for _ in range(layers)]
         layout = decode_layout(contexts, blocks)
         query = torch.randn(len(contexts), 32, 128, device=DEVICE).bfloat16()
         out = torch.empty_like(query)
         decode_attention(query, *caches[0], layout, 128**-0.5, None, None, out)
-        keys, values = (cache.flatten(0, 1) for cache in caches[0])
+        keys, values = (cache.flatten(0, 1) for cache in caches[0].float())
         for row in (0, len(contexts) - 1):
             at = layout.block_tables[row].long().repeat_interleave(16) * 16 + torch.arange(16, device=DEVICE).repeat(
                 layout.block_tables.shape[1]
@@ -187,18 +189,18 @@ def attention_table(bandwidth: float) -> None:
             assert relative_error(out[row], want.reshape(32, 128)) < 1e-2
         calls = [lambda c=c: decode_attention(query, *c, layout, 128**-0.5, None, None, out) for c in caches]
         time = microseconds(calls)
-        size = sum(contexts) * 4096
+        size = sum(contexts) * token
         name = f"{len(contexts)} x {contexts[0]}" if len(set(contexts)) == 1 else f"{len(contexts)} mixed"
         print(f"    {name:>12}: {time:8.1f} us {size / bandwidth / time * 1e8:4.0f}%")
 
 
-def prefill_table() -> None:
+def prefill_table(dtype: torch.dtype) -> None:
     from kernels.gpu.prefill_attention import prefill_attention
 
-    print("prefill attention, causal, 32 heads, 8 kv heads, head 128: us, TFLOP/s")
+    print(f"prefill attention, causal, 32 heads, 8 kv heads, head 128, cache {dtype}: us, TFLOP/s")
     for count, length in ((1, 8192), (8, 1024), (1, 2048), (4, 2048)):
         blocks = count * length // 16
-        cache = torch.randn(2, blocks, 16, 8, 128, device=DEVICE).bfloat16()
+        cache = torch.randn(2, blocks, 16, 8, 128, device=DEVICE).to(dtype)
         layout = decode_layout([length] * count, blocks)
         tiles = [(seq, start) for seq in range(count) for start in range(0, length, PREFILL_TILE)]
         layout = GpuLayout(
@@ -210,7 +212,7 @@ def prefill_table() -> None:
         out = torch.empty_like(query)
         prefill_attention(query, *cache, layout, 128**-0.5, None, None, out)
         at = (layout.block_tables[-1].long()[:, None] * 16 + torch.arange(16, device=DEVICE)).flatten()
-        keys, values = (part.flatten(0, 1)[at].transpose(0, 1) for part in cache)
+        keys, values = (part.flatten(0, 1)[at].transpose(0, 1) for part in cache.bfloat16())
         want = F.scaled_dot_product_attention(
             query[-length:].transpose(0, 1)[None], keys[None], values[None], is_causal=True, enable_gqa=True
         )
@@ -239,11 +241,105 @@ def small_table() -> None:
         print(f"    {rows:>5} rows: norm {norm:.1f}, rotary_kv {rotary:.1f}, silu_mul {gated:.1f}")
 
 
+def float8_table(bandwidth: float) -> None:
+    from kernels import fp8_quantize
+    from kernels.activation import silu_mul
+    from kernels.fp8_linear import fp8_product
+    from kernels.norm import add_rms_norm
+
+    print("float8 products of quantized activations: us, share of the read bandwidth, TFLOP/s")
+    for name, (out_features, in_features) in (SHAPES_8B | SHAPES_1B).items():
+        held = [fp8_quantize.quantize_per_token(weight) for weight in weights(out_features, in_features)]
+        held = [(weight, scale.flatten()) for weight, scale in held]
+        line = f"{name:>10}"
+        for rows in (1, 16, 64, 256, 8192):
+            if rows * out_features > 1 << 28:
+                continue
+            x = fp8_quantize.quantize_per_token(torch.randn(rows, in_features, device=DEVICE))
+            want = (x[0].float() @ held[0][0].float().T) * x[1] * held[0][1]
+            assert relative_error(fp8_product(*x, *held[0], torch.bfloat16), want) < 1e-2
+            size = held[0][0].nbytes + x[0].nbytes + rows * out_features * 2
+            time = microseconds([lambda w=w, x=x: fp8_product(*x, *w, torch.bfloat16) for w in held])
+            teraflops = 2 * rows * out_features * in_features / time * 1e-6
+            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}% {teraflops:4.0f}"
+        print(line)
+    print("the quantization before them, a chain of 32: us each, and of the plain operation before")
+    for rows in (1, 64, 256, 8192):
+        x = torch.randn(rows, 4096, device=DEVICE).bfloat16()
+        gate_up, weight = torch.randn(rows, 28672, device=DEVICE).bfloat16(), torch.ones(4096, device=DEVICE).bfloat16()
+        chains: dict[str, Callable[[], object]] = {
+            "quantize": lambda x=x: fp8_quantize.quantize_per_token(x),
+            "norm": lambda x=x, w=weight: add_rms_norm(x, x, w, 1e-5),
+            "norm and quantize": lambda x=x, w=weight: fp8_quantize.add_rms_norm_quantize(x, x, w, 1e-5),
+            "gate": lambda x=gate_up: silu_mul(x),
+            "gate and quantize": lambda x=gate_up: fp8_quantize.silu_mul_quantize(x),
+        }
+        times = ", ".join(f"{name} {microseconds([call] * 32):.1f}" for name, call in chains.items())
+        print(f"    {rows:>5} rows: {times}")
+
+
+def four_bit_table(bandwidth: float) -> None:
+    from kernels.awq_linear import packed_width, w4a16_linear
+    from kernels.gpu.awq_linear import dequantize_weight
+
+    print("4-bit products, groups of 128 with zero points: us, share of the read bandwidth; and the weight dequantized")
+    for name, (out_features, in_features) in (SHAPES_8B | SHAPES_1B).items():
+        groups, copies = in_features // 128, max(2, -(-(400 << 20) // (out_features * in_features // 2)))
+        held = []
+        for _ in range(copies):
+            words = torch.randint(-(1 << 31), 1 << 31, (out_features, packed_width(in_features)), device=DEVICE)
+            scales = torch.rand(groups, out_features, device=DEVICE).bfloat16() * 0.01
+            zeros = torch.randint(0, 16, (groups, out_features), dtype=torch.uint8, device=DEVICE)
+            held.append((words.int(), scales, zeros, 128))
+        dense = dequantize_weight(*held[0], in_features, torch.float32)
+        line = f"{name:>10}"
+        for rows in (1, 8, 16, 32, 64, 128, 192, 256):
+            x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
+            assert relative_error(w4a16_linear(x, *held[0]), x.float() @ dense.T) < 1e-2
+            size = sum(part.nbytes for part in held[0][:3]) + x.nbytes + rows * out_features * 2
+            time = microseconds([lambda w=w, x=x: w4a16_linear(x, *w) for w in held])
+            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}%"
+        time = microseconds([lambda w=w: dequantize_weight(*w, in_features, torch.bfloat16) for w in held])
+        print(f"{line} | {time:.1f}")
+
+
+def experts_table(bandwidth: float) -> None:
+    from kernels.experts import experts_mlp
+
+    print("experts: us, share of the read bandwidth of the chosen ones' weights, TFLOP/s")
+    models = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "Mixtral-8x7B": (8, 2, 4096, 14336)}
+    for name, (count, chosen, hidden, intermediate) in models.items():
+        held = []
+        for _ in range(2):
+            gate_up = torch.randn(count, 2 * intermediate, hidden, device=DEVICE, dtype=torch.bfloat16) * 0.02
+            down = torch.randn(count, hidden, intermediate, device=DEVICE, dtype=torch.bfloat16) * 0.02
+            held.append((gate_up, down))
+        line = f"{name:>15}"
+        for rows in (1, 8, 64, 256, 8192):
+            x = torch.randn(rows, hidden, device=DEVICE).bfloat16()
+            scores, experts = torch.rand(rows, count, device=DEVICE).softmax(dim=-1).topk(chosen)
+            factors = scores.bfloat16()
+            found = experts_mlp(x, *held[0], experts, factors)
+            for row in {0, rows - 1}:
+                parts = [
+                    F.silu(gate) * up @ held[0][1][expert].float().T * score
+                    for expert, score in zip(experts[row].tolist(), scores[row].tolist(), strict=True)
+                    for gate, up in [(x[row].float() @ held[0][0][expert].float().T).chunk(2)]
+                ]
+                assert relative_error(found[row], torch.stack(parts).sum(dim=0)) < 2e-2
+            size = len(experts.unique()) * 3 * hidden * intermediate * 2
+            calls = [lambda w=w, x=x, e=experts, f=factors: experts_mlp(x, *w, e, f) for w in held] * 4
+            time = microseconds(calls)
+            teraflops = 6 * rows * chosen * hidden * intermediate / time * 1e-6
+            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}% {teraflops:4.0f}"
+        print(line)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--only", nargs="+", default=["linear", "attention", "prefill", "small"])
+    parser.add_argument("--only", nargs="+", default=TABLES, choices=TABLES)
     args = parser.parse_args()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
@@ -251,9 +347,17 @@ def main() -> None:
     if "small" in args.only:
         small_table()
     if "attention" in args.only:
-        attention_table(bandwidth)
+        attention_table(bandwidth, torch.bfloat16)
+        attention_table(bandwidth, torch.float8_e4m3fn)
     if "prefill" in args.only:
-        prefill_table()
+        prefill_table(torch.bfloat16)
+        prefill_table(torch.float8_e4m3fn)
+    if "float8" in args.only:
+        float8_table(bandwidth)
+    if "four-bit" in args.only:
+        four_bit_table(bandwidth)
+    if "experts" in args.only:
+        experts_table(bandwidth)
     if args.tune:
         tune(args.rows, bandwidth, SHAPES_8B)
     elif "linear" in args.only:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu.attention_layout import GpuLayout
+from kernels.kv_cache import read_blocks
 
 Masks = dict[int | None, torch.Tensor]  # by window
 
@@ -173,7 +174,8 @@ def paged_attention(
 
     Args:
         query: [tokens, heads, head_dim]; heads is a multiple of kv_heads.
-        key_cache, value_cache: [blocks, block_size, kv_heads, head_dim]; this step's keys are already written.
+        key_cache, value_cache: [blocks, block_size, kv_heads, head_dim], the dtype of ``query`` or float8_e4m3fn;
+            this step's keys are already written.
         batch: the step's layout, of the kind that the device reads.
         scale: multiplies the scores, usually 1 / sqrt(head_dim).
         window: a query sees this many tokens, itself included; None is all.
@@ -196,16 +198,20 @@ def paged_attention(
     heads, kv_heads, head_dim = query.shape[1], key_cache.shape[2], query.shape[2]
     for group in batch.decode_groups:
         count = group.rows.numel()
-        keys = key_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)
-        values = value_cache.index_select(0, group.blocks).view(count, -1, kv_heads, head_dim).transpose(1, 2)
+        keys, values = (
+            read_blocks(cache, group.blocks, query.dtype).view(count, -1, kv_heads, head_dim).transpose(1, 2)
+            for cache in (key_cache, value_cache)
+        )
         folded = query.index_select(0, group.rows).view(count, kv_heads, heads // kv_heads, head_dim)
         folded = _pad_queries(folded, batch.query_tiles[0])
         mask = group.mask(keys.shape[2], window)
         attended = _attend(folded, keys, values, mask, scale, softcap)[:, :, : heads // kv_heads]
         out.index_copy_(0, group.rows, attended.reshape(count, heads, head_dim))
     for chunk in batch.prefill_chunks:
-        keys = key_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.padded_keys].transpose(0, 1)
-        values = value_cache.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.padded_keys].transpose(0, 1)
+        keys, values = (
+            read_blocks(cache, chunk.blocks, query.dtype).flatten(0, 1)[: chunk.padded_keys].transpose(0, 1)
+            for cache in (key_cache, value_cache)
+        )
         queries = _pad_queries(query[chunk.start : chunk.end].transpose(0, 1), batch.query_tiles[1])
         attended = _attend(queries[None], keys[None], values[None], chunk.mask(window), scale, softcap)
         out[chunk.start : chunk.end] = attended[0].transpose(0, 1)[: chunk.end - chunk.start]

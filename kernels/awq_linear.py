@@ -73,6 +73,12 @@ def w4a16_linear(
         bias: [out], or None.
 
     Returns:
-        [tokens, out], the dtype of ``x``.
+        [tokens, out], the dtype of ``x``. On a GPU, weights of products with few tokens are not rounded.
     """
+    if x.is_cuda:
+        from kernels.gpu import awq_linear as gpu
+
+        if len(x) <= gpu.MAX_ROWS and x.dtype != torch.float32:
+            return gpu.w4a16_linear(x, weight, scales, zeros, group_size, bias)
+        return linear(x, gpu.dequantize_weight(weight, scales, zeros, group_size, x.shape[1], x.dtype), bias)
     return linear(x, dequantize_weight(weight, scales, zeros, group_size, x.shape[1]).to(x.dtype), bias)

@@ -24,7 +24,8 @@ def rotary_kv(
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim]: queries, keys, values.
         cos, sin: [tokens, r] float32, see ``rotate``.
-        key_cache, value_cache: [blocks, block_size, kv_heads, head_dim], changed in place.
+        key_cache, value_cache: [blocks, block_size, kv_heads, head_dim], changed in place; the dtype of ``qkv`` or
+            float8_e4m3fn.
         slot_mapping: [tokens] int64, see ``write_kv``; on a GPU a token with a negative slot is not stored.
         q_norm, k_norm: [head_dim]: weights of the norm of each head before its rotation; None where heads have none.
         eps, offset: of those norms, see ``rms_norm``.

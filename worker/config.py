@@ -7,6 +7,7 @@ from pathlib import Path
 PROG = "quire worker"
 SCHEDULING_POLICIES = ("fcfs", "priority")
 QUANTIZATIONS = ("fp8", "awq")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 
 
 class ConfigError(ValueError):
@@ -37,6 +38,7 @@ class WorkerConfig:
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
+    kv_cache_dtype: str = "auto"
     seed: int = 0
     async_scheduling: bool | None = None
     enforce_eager: bool = False
@@ -90,8 +92,10 @@ def _refuse_unsupported(args: argparse.Namespace) -> None:
             f"--quantization {args.quantization} is not supported; use {' or '.join(QUANTIZATIONS)}, or leave it out: "
             "what a checkpoint says of itself is enough"
         )
-    if args.kv_cache_dtype != "auto":
-        raise ConfigError(f"--kv-cache-dtype {args.kv_cache_dtype} is not supported yet; use auto (the model's dtype)")
+    if args.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(
+            f"--kv-cache-dtype {args.kv_cache_dtype} is not supported; use auto (the model's dtype) or fp8 (E4M3)"
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> None:
@@ -178,8 +182,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
     )  # fmt: skip
     group.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV blocks, instead of a size in bytes")
     group.add_argument(
-        "--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto: the model's dtype (only auto so far)"
-    )
+        "--kv-cache-dtype", default="auto", metavar="DTYPE",
+        help="auto: the model's dtype; fp8 or fp8_e4m3: 8-bit floats without scales, half the size, with less accuracy "
+        "(default %(default)s)",
+    )  # fmt: skip
 
 
 def parse_args(argv: list[str] | None = None) -> WorkerConfig:

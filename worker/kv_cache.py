@@ -2,13 +2,12 @@
 
 import torch
 
-from kernels.attention import key_tile
 from worker.model_config import ModelConfig
 from worker.parallel.shards import ALONE, Parallel
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel = ALONE) -> int:
-    """Bytes of one block's keys and values in all layers, as one rank holds them."""
+    """Bytes of one block's keys and values, of this dtype, in all layers, as one rank holds them."""
     heads = len(parallel.kv_heads(config.num_kv_heads))
     return 2 * config.num_layers * block_size * heads * config.head_dim * dtype.itemsize
 
@@ -30,7 +29,6 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.key_tile = key_tile(dtype, device, block_size)
         heads = len(parallel.kv_heads(config.num_kv_heads))
         shape = (config.num_layers, 2, num_blocks, block_size, heads, config.head_dim)
         self._layers = [tuple(layer) for layer in torch.zeros(shape, dtype=dtype, device=device)]

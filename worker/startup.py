@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from tqdm import tqdm
 
+from kernels.attention import key_tile
+from kernels.float8 import has_float8
 from worker.block_pool import BlockPool
 from worker.config import ConfigError, WorkerConfig
 from worker.engine import Engine, EngineLimits, Runner
@@ -50,6 +52,7 @@ class Setup:
     config: WorkerConfig
     device: torch.device
     dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -120,7 +123,8 @@ def resolve(config: WorkerConfig, checkpoint: Checkpoint) -> Setup:
     max_num_seqs = config.max_num_seqs or (64 if on_cpu else 256)
     max_num_batched_tokens = max(config.max_num_batched_tokens or (512 if on_cpu else 8192), max_num_seqs)
     dtype = resolve_dtype(config.dtype, device)
-    return Setup(config, device, dtype, max_model_len, max_num_seqs, max_num_batched_tokens)
+    kv_cache_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
+    return Setup(config, device, dtype, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens)
 
 
 def _start_ranks(setup: Setup) -> Ranks:
@@ -140,18 +144,21 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         ranks.configure([setup.for_rank(rank) for rank in range(1, ranks.size)])
         parallel = ranks.join(device)
     model, manifest = load_model(config, checkpoint, setup.max_model_len, setup.dtype, device, parallel)
-    num_blocks, source = fitting_blocks(config, model_config, setup.dtype, device, parallel)
+    num_blocks, source = fitting_blocks(config, model_config, setup.kv_cache_dtype, device, parallel)
     if ranks is not None:
         # Every rank holds its share of every block: the one with the least memory decides.
         num_blocks = min(num_blocks, *(values["num_blocks"] for values in ranks.gather()))
         if device.type == "cpu":
             ranks.forget_store()
-    per_block = bytes_per_block(model_config, config.block_size, setup.dtype, parallel)
+    per_block = bytes_per_block(model_config, config.block_size, setup.kv_cache_dtype, parallel)
     check_blocks(num_blocks, source, per_block, config.block_size, setup.max_model_len)
-    cache = KVCache(model_config, num_blocks, config.block_size, setup.dtype, device, parallel)
+    cache = KVCache(model_config, num_blocks, config.block_size, setup.kv_cache_dtype, device, parallel)
     size = num_blocks * per_block / 2**20
     each = " each" if parallel.size > 1 else ""
-    logger.info("KV cache: %d blocks of %d tokens, %.0f MiB%s", num_blocks, config.block_size, size, each)
+    logger.info(
+        "KV cache: %d blocks of %d tokens in %s, %.0f MiB%s",
+        *(num_blocks, config.block_size, _dtype_name(setup.kv_cache_dtype), size, each),
+    )
 
     scheduler = Scheduler(
         BlockPool(num_blocks, config.enable_prefix_caching),
@@ -163,7 +170,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
-    if replays_graphs(config, model_config, device):
+    if replays_graphs(config, device):
         graphs = _capture_graphs(model, cache, inputs, setup.max_num_seqs)
     own_runner = ModelRunner(model, cache, inputs, setup.max_num_seqs, model_config.vocab_size, device, graphs)
     runner: Runner = own_runner
@@ -195,13 +202,14 @@ def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBu
 
         max_blocks = -(-setup.max_model_len // cache.block_size)
         return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device)
-    return HostInputBuilder(setup.max_num_seqs, cache.block_size, cache.key_tile, device)
+    tile = key_tile(setup.dtype, device, cache.block_size)
+    return HostInputBuilder(setup.max_num_seqs, cache.block_size, tile, device)
 
 
-def replays_graphs(config: WorkerConfig, model: ModelConfig, device: torch.device) -> bool:
-    """Whether decode steps are captured: not where the host takes part, to sum over ranks or to pick experts."""
+def replays_graphs(config: WorkerConfig, device: torch.device) -> bool:
+    """Whether decode steps are captured: not where the host takes part, to sum over ranks."""
     alone = config.tensor_parallel_size == 1
-    return device.type == "cuda" and alone and model.experts is None and not config.enforce_eager
+    return device.type == "cuda" and alone and not config.enforce_eager
 
 
 def _capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_num_seqs: int) -> "DecodeGraphs":
@@ -248,6 +256,15 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
+def resolve_kv_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of a --kv-cache-dtype flag, for a model of ``dtype``. Raises ConfigError when the GPU has no such."""
+    if name == "auto":
+        return dtype
+    if device.type == "cuda" and not has_float8(device):
+        raise ConfigError(f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or newer; use auto")
+    return torch.float8_e4m3fn
+
+
 def load_model(
     config: WorkerConfig,
     checkpoint: Checkpoint,
@@ -287,7 +304,7 @@ def _model_config(config: WorkerConfig, checkpoint: Checkpoint) -> ModelConfig:
 def fitting_blocks(
     config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE
 ) -> tuple[int, str]:
-    """How many KV blocks there is room for on this rank, and the setting that says so."""
+    """How many KV blocks of this dtype there is room for on this rank, and the setting that says so."""
     per_block = bytes_per_block(model, config.block_size, dtype, parallel)
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override, "--num-gpu-blocks-override"

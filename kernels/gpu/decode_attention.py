@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attention_layout import DECODE_TILE, GpuLayout
+from kernels.gpu.float8_cache import match_cache, widen
 from kernels.gpu.launch import dependent_launch, num_multiprocessors, wait_for_previous
 
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _STAGES = 3
+_FLOAT8_STAGES = 5  # they are half as long
 _MAX_SHARES = 128
 
 
@@ -37,7 +39,7 @@ def _decode_kernel(
     table_ptr, table_stride, rows_ptr, context_ptr, tiles_ptr, num_decodes, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    STEPS: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
+    STEPS: tl.constexpr, STAGES: tl.constexpr, COMPILED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     GROUP_PAD: tl.constexpr = 16
     kv_head = tl.program_id(0)
@@ -60,7 +62,7 @@ def _decode_kernel(
             table = table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
             head = kv_head * GROUP + member
             query_at = (seq * KV_HEADS * GROUP + head[:, None]) * HEAD_DIM + column[None, :]
-            query = tl.load(query_ptr + query_at, mask=real, other=0.0)
+            query, factor = match_cache(tl.load(query_ptr + query_at, mask=real, other=0.0), key_ptr)
             largest = tl.full([GROUP_PAD], -1e30, tl.float32)
             total_weight = tl.zeros([GROUP_PAD], tl.float32)
             acc = tl.zeros([GROUP_PAD, BLOCK_D], tl.float32)
@@ -70,12 +72,13 @@ def _decode_kernel(
             for index in tl.range(first, segment_end - seq_start, num_stages=STAGES):
                 token = index * TILE + tl.arange(0, TILE)
                 visible = token < context
-                block = tl.load(table + token // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
-                slot = block * BLOCK_SIZE + token % BLOCK_SIZE
+                place = token.to(tl.uint32)  # whose quotients are shifts
+                block = tl.load(table + place // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
+                slot = block * BLOCK_SIZE + place % BLOCK_SIZE
                 at = (slot[:, None] * KV_HEADS + kv_head) * HEAD_DIM + column[None, :]
                 read = visible[:, None] & (column < HEAD_DIM)[None, :]
-                key = tl.load(key_ptr + at, mask=read, other=0.0)
-                score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+                key = widen(tl.load(key_ptr + at, mask=read, other=0.0), query, COMPILED)
+                score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * factor)[:, None]
                 if SOFTCAP:
                     score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
                 if WINDOW > 0:
@@ -85,7 +88,7 @@ def _decode_kernel(
                 shrink = tl.exp2(largest - new_largest)
                 weight = tl.where(visible[None, :], tl.exp2(score - new_largest[:, None]), 0.0)
                 total_weight = total_weight * shrink + tl.sum(weight, axis=1)
-                value = tl.load(value_ptr + at, mask=read, other=0.0)
+                value = widen(tl.load(value_ptr + at, mask=read, other=0.0), query, COMPILED)
                 acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
                 largest = new_largest
             if (tile == seq_start) & (segment_end == seq_end):
@@ -156,6 +159,7 @@ def decode_attention(
     stats = torch.empty((2 * shares, heads, 2), dtype=torch.float32, device=query.device)
     dependent = dependent_launch(query.device)
     block_d = max(triton.next_power_of_2(head_dim), 16)
+    stages = _FLOAT8_STAGES if key_cache.dtype == torch.float8_e4m3fn else _STAGES
     _decode_kernel[(kv_heads, shares)](
         query, key_cache, value_cache, out, partial, stats,
         layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, layout.decode_tiles,
@@ -163,7 +167,7 @@ def decode_attention(
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
         BLOCK_SIZE=key_cache.shape[1], TILE=DECODE_TILE, WINDOW=window or 0, SOFTCAP=softcap is not None,
         STEPS=11,  # enough for 1,024 sequences
-        STAGES=_STAGES, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
+        STAGES=stages, COMPILED=query.is_cuda, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     _merge_kernel[(count, heads)](
         out, partial, stats, layout.decode_tiles, count, shares,

@@ -5,33 +5,37 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attention_layout import PREFILL_TILE, GpuLayout
+from kernels.gpu.float8_cache import match_cache
 from kernels.gpu.launch import dependent_launch, wait_for_previous
 
 
 @triton.jit
 def _attend_tile(
     acc, total_weight, largest, query, position, index, context,
-    table, key_ptr, value_ptr, kv_head, scale, softcap,
+    table, key_ptr, value_ptr, kv_head, factor, softcap,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys in the running softmax. ``MASKED``: some keys are not visible to some queries."""
+    """One tile of keys in the running softmax.
+
+    ``factor``: of the scores, [queries]. ``MASKED``: some keys are not visible to some queries.
+    """
     column = tl.arange(0, BLOCK_D)
     token = index * TILE + tl.arange(0, TILE)
     block = tl.load(table + token // BLOCK_SIZE, mask=token < context, other=0).to(tl.int64)
     slot = block * BLOCK_SIZE + token % BLOCK_SIZE
     at = (slot[:, None] * KV_HEADS + kv_head) * HEAD_DIM + column[None, :]
     if BLOCK_D == HEAD_DIM:
-        key = tl.load(key_ptr + at)
-        value = tl.load(value_ptr + at)
+        key = tl.load(key_ptr + at).to(query.dtype)
+        value = tl.load(value_ptr + at).to(query.dtype)
     else:
-        key = tl.load(key_ptr + at, mask=(column < HEAD_DIM)[None, :], other=0.0)
-        value = tl.load(value_ptr + at, mask=(column < HEAD_DIM)[None, :], other=0.0)
+        key = tl.load(key_ptr + at, mask=(column < HEAD_DIM)[None, :], other=0.0).to(query.dtype)
+        value = tl.load(value_ptr + at, mask=(column < HEAD_DIM)[None, :], other=0.0).to(query.dtype)
     score = tl.dot(query, tl.trans(key), input_precision="ieee")
     if SOFTCAP:
-        score = softcap * (2 * tl.sigmoid(2 * scale * score / softcap) - 1) * 1.4426950408889634
+        score = softcap * (2 * tl.sigmoid(2 * factor[:, None] * score / softcap) - 1) * 1.4426950408889634
     else:
-        score = score * (scale * 1.4426950408889634)
+        score = score * (factor * 1.4426950408889634)[:, None]
     if MASKED:
         visible = token[None, :] <= position[:, None]
         if WINDOW > 0:
@@ -71,7 +75,8 @@ def _prefill_kernel(
     position = context - count + within
     real = (within < count)[:, None] & (column < HEAD_DIM)[None, :]
     query_at = ((start + within).to(tl.int64)[:, None] * HEADS + head) * HEAD_DIM + column[None, :]
-    query = tl.load(query_ptr + query_at, mask=real, other=0.0)
+    query, factor = match_cache(tl.load(query_ptr + query_at, mask=real, other=0.0), key_ptr)
+    factor *= scale
     largest = tl.full([QUERIES], -1e30, tl.float32)
     total_weight = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, BLOCK_D], tl.float32)
@@ -87,17 +92,17 @@ def _prefill_kernel(
         for index in tl.range(low, plain_start, num_stages=STAGES):
             acc, total_weight, largest = _attend_tile(
                 acc, total_weight, largest, query, position, index, context, table, key_ptr, value_ptr, kv_head,
-                scale, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
+                factor, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
             )  # fmt: skip
     for index in tl.range(plain_start, plain_end, num_stages=STAGES):
         acc, total_weight, largest = _attend_tile(
             acc, total_weight, largest, query, position, index, context, table, key_ptr, value_ptr, kv_head,
-            scale, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, False,
+            factor, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, False,
         )  # fmt: skip
     for index in tl.range(tl.maximum(plain_start, plain_end), end, num_stages=STAGES):
         acc, total_weight, largest = _attend_tile(
             acc, total_weight, largest, query, position, index, context, table, key_ptr, value_ptr, kv_head,
-            scale, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
+            factor, softcap, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
         )  # fmt: skip
     out = acc / tl.maximum(total_weight, 1e-30)[:, None]
     tl.store(out_ptr + query_at, out.to(out_ptr.dtype.element_ty), mask=real)

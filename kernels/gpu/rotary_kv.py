@@ -60,6 +60,8 @@ def _rotary_kv_kernel(
     tl.store(to_query, out, mask=inside & is_query)
     slot = tl.load(slot_ptr + token)
     stored = inside & (column < tl.where(slot >= 0, HEAD_DIM, 0))[None, :]
+    if key_cache_ptr.dtype.element_ty == tl.float8e4nv:
+        out = tl.clamp(out.to(tl.float32), -448.0, 448.0)
     to_key = (slot * KV_HEADS + head[:, None] - QUERY_HEADS) * HEAD_DIM + column[None, :]
     tl.store(key_cache_ptr + to_key, out.to(key_cache_ptr.dtype.element_ty), mask=stored & is_key)
     to_value = (slot * KV_HEADS + head[:, None] - QUERY_HEADS - KV_HEADS) * HEAD_DIM + column[None, :]

@@ -137,7 +137,7 @@ async def test_second_signal_ends_a_drain_at_once(model):
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size is 0"),
         (["--quantization", "gptq"], "--quantization gptq is not supported; use fp8 or awq"),
         (["--quantization", "awq"], "--quantization is awq, but"),
-        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8"),
+        (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype fp8_e5m2 is not supported; use auto"),
         (["--max-model-len", "100000"], "--max-model-len is 100000"),
         (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
         (["--block-size", "12"], "--block-size is 12"),

@@ -24,7 +24,7 @@ def test_without_flags_the_demo_model_is_served_locally() -> None:
 
 SPECIFIED = (
     "--model X --tensor-parallel-size 4 --gpu-memory-utilization 0.92 --max-model-len 8192 "
-    "--enable-prefix-caching --quantization fp8 --dtype float16"
+    "--enable-prefix-caching --quantization fp8 --kv-cache-dtype fp8 --dtype float16"
 )
 
 
@@ -32,6 +32,7 @@ def test_the_specified_line_is_understood_and_what_is_not_built_is_refused() -> 
     args = build_parser().parse_intermixed_args(SPECIFIED.split())
     flags = ServeConfig.from_args(args).worker_flags
     assert "--quantization fp8" in " ".join(flags)
+    assert "--kv-cache-dtype fp8" in " ".join(flags)
     assert "--tensor-parallel-size 4" in " ".join(flags)
     assert "--max-model-len 8192" in " ".join(flags)
     assert parse_args(SPECIFIED.split()).worker_flags == flags

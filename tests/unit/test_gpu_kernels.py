@@ -10,14 +10,21 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 # ruff: noqa: E402
 
-from kernels import activation, norm, rotary_kv, sampling
+from kernels import activation, awq_linear, fp8_quantize, norm, rotary_kv, sampling
 from kernels.attention import HostLayout, paged_attention
+from kernels.experts import experts_mlp
+from kernels.float8 import saturate
+from kernels.fp8_linear import fp8_product
 from kernels.gpu import activation as gpu_activation
+from kernels.gpu import awq_linear as gpu_awq_linear
+from kernels.gpu import experts as gpu_experts
+from kernels.gpu import fp8_quantize as gpu_fp8_quantize
 from kernels.gpu import norm as gpu_norm
 from kernels.gpu import rotary_kv as gpu_rotary_kv
 from kernels.gpu import sampling as gpu_sampling
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
 from kernels.gpu.decode_attention import decode_attention
+from kernels.gpu.fp8_linear import scaled_mm
 from kernels.gpu.linear import Shape, skinny_linear
 from kernels.gpu.prefill_attention import prefill_attention
 
@@ -91,6 +98,28 @@ def test_rotary_kv(
     assert_near(found_caches, caches, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", [True] if DEVICE.type == "cpu" else [True, False])
+def test_rotary_kv_saturates_in_float8(dtype: torch.dtype, exact: bool) -> None:
+    """Exact: of values that float8 holds, turned by right angles; the interpreter rounds to float8 wrongly."""
+    qkv = random(5, 8 * 64) * 200
+    qkv = qkv.to(dtype) if not exact else saturate(qkv).to(dtype) * (1 + torch.randint(2, (5, 1)))
+    angles = torch.rand(5, 32) * 6
+    cos, sin = (angles.cos(), angles.sin()) if not exact else (angles.cos().round(), 1 - angles.cos().round().abs())
+    slots = torch.tensor([0, 17, 3, 40, 9])
+    caches = torch.zeros(2, 3, 16, 2, 64, dtype=torch.float8_e4m3fn)
+    want = rotary_kv.rotary_kv(qkv, cos, sin, *caches, slots)
+    found_caches = torch.zeros_like(caches).to(DEVICE)
+    on_device = to(qkv, cos, sin)
+    found = gpu_rotary_kv.rotary_kv(*on_device, *found_caches, slots.to(DEVICE), None, None, 0.0, 0.0)
+    assert_near(found, want, dtype)
+    assert found_caches.float().abs().max() == 448
+    if exact:
+        assert torch.equal(found_caches.float().cpu(), caches.float())
+    else:
+        assert_near(found_caches.float(), caches.float(), torch.bfloat16)  # some may be rounded the other way
+
+
 def test_rotary_kv_stores_nothing_at_negative_slots() -> None:
     cache = torch.zeros(2, 1, 16, 1, 16).to(DEVICE)
     angles = torch.zeros(2, 8).to(DEVICE)
@@ -103,13 +132,16 @@ class PagedCase:
     """Sequences with the given (query, context) lengths over a randomly ordered pool; decodes first."""
 
     def __init__(
-        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, unused: int
-    ) -> None:
+        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, unused: int,
+        float8: bool = False,
+    ) -> None:  # fmt: skip
         block_size = 16
         tables = [-(-context // block_size) for _, context in lengths]
         blocks = torch.randperm(sum(tables) + 2).tolist()
         self.query = random(sum(count for count, _ in lengths), heads, head_dim, dtype=dtype)
         self.caches = random(2, len(blocks), block_size, kv_heads, head_dim, dtype=dtype)
+        if float8:
+            self.caches = saturate(self.caches)
         taken = [[blocks.pop() for _ in range(size)] for size in tables]
         width = max(tables)
         padded = torch.tensor([table + [0] * (width - len(table)) for table in taken])
@@ -184,6 +216,16 @@ def test_mixed_attention() -> None:
     PagedCase([(1, 70), (1, 3), (50, 120)], 9, 3, 64, torch.float16, 1).check()
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16][:3])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, 5.0)])
+@pytest.mark.parametrize("head_dim", [24, 64])
+def test_attention_over_a_float8_cache(
+    dtype: torch.dtype, window: int | None, softcap: float | None, head_dim: int
+) -> None:
+    lengths = [(1, 90), (1, 333), (1, 1), (2, 2), (50, 120), (130, 260)]
+    PagedCase(lengths, 4, 2, head_dim, dtype, 1, float8=True).check(window, softcap)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 33])
 @pytest.mark.parametrize("bias", [False, True])
@@ -247,3 +289,130 @@ def test_greedy_sampling_takes_the_first_of_the_largest(dtype: torch.dtype) -> N
     logits[3] = -torch.inf
     logits[3, 4097] = -5
     assert gpu_sampling.sample(logits.to(DEVICE), sampling.SamplingBatch()).tolist() == [5, 8999, 0, 4097]
+
+
+# Where float8 rounds: the interpreter does so wrongly, and gets only what float8 holds exactly.
+EXACT = [True] if DEVICE.type == "cpu" else [True, False]
+
+
+def float8_rows(rows: int, size: int) -> torch.Tensor:
+    """What float8 holds times a power of two for each row, whose largest is 448 times that."""
+    x = saturate(random(rows, size) * 100).float()
+    x[:, size // 3] = 448
+    return x * 2.0 ** torch.randint(-6, 3, (rows, 1))
+
+
+def assert_quantized(found: fp8_quantize.Quantized, wanted: fp8_quantize.Quantized, exact: bool) -> None:
+    values, scale = (part.cpu().float() for part in found)
+    assert_near(scale, wanted[1], torch.float16)
+    if exact:
+        assert torch.equal(values, wanted[0].float())
+    else:
+        assert_near(values * scale, wanted[0].float() * wanted[1], torch.bfloat16)  # some are rounded the other way
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("size", [7, 576, 1536])
+def test_quantize_per_token(dtype: torch.dtype, exact: bool, size: int) -> None:
+    x = (float8_rows(4, size) if exact else random(4, size)).to(dtype)
+    x[2] = 0
+    found = gpu_fp8_quantize.quantize_per_token(*to(x))
+    assert_quantized(found, fp8_quantize.quantize_per_token(x), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("size", [7, 1100])
+def test_quantized_gates(dtype: torch.dtype, exact: bool, size: int) -> None:
+    """Exact: a gate of 128 is its own sigmoid-weighted self."""
+    gate_up = random(4, 2 * size)
+    if exact:
+        gate_up = torch.cat((torch.full((4, size), 128.0), float8_rows(4, size) / 128), dim=1)
+    gate_up = gate_up.to(dtype)
+    found = gpu_fp8_quantize.silu_mul_quantize(*to(gate_up))
+    assert_quantized(found, fp8_quantize.silu_mul_quantize(gate_up), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_quantized_norms(dtype: torch.dtype, exact: bool, offset: float) -> None:
+    """Exact: rows of 1 and -1 are normal already."""
+    size, eps = 576, 0.0 if exact else 1e-5
+    x, residual, weight = random(3, size), random(3, size), random(size)
+    if exact:
+        x, residual = torch.randint(2, (3, size)) * 2.0 - 1, residual.round()
+        weight = saturate(weight * 20).float().round().clamp(max=112)
+        weight[7] = 112  # a quarter of 448
+        weight -= offset
+    x, residual, weight = (part.to(dtype) for part in (x, residual, weight))
+    found = gpu_fp8_quantize.rms_norm_quantize(*to(x, weight), eps, offset)
+    assert_quantized(found, fp8_quantize.rms_norm_quantize(x, weight, eps, offset), exact)
+    added = x - residual if exact else x
+    quantized, total = gpu_fp8_quantize.add_rms_norm_quantize(*to(added, residual, weight), eps, offset)
+    wanted, wanted_total = fp8_quantize.add_rms_norm_quantize(added, residual, weight, eps, offset)
+    assert_quantized(quantized, wanted, exact)
+    assert torch.equal(total.cpu(), wanted_total)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 17, 200])
+def test_fp8_product(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    values, scale = fp8_quantize.quantize_per_token(random(rows, 256))
+    weight, weight_scale = fp8_quantize.quantize_per_token(random(96, 256))
+    offset = random(96, dtype=dtype) if bias else None
+    wanted = fp8_product(values, scale, weight, weight_scale[:, 0], torch.float32, offset)
+    on_device = to(values, scale, weight, weight_scale[:, 0])
+    found = scaled_mm(*on_device, dtype, None if offset is None else offset.to(DEVICE))
+    assert found.dtype == dtype
+    assert_near(found, wanted, torch.bfloat16)
+    assert_near(fp8_product(*on_device, dtype, None if offset is None else offset.to(DEVICE)), wanted, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("group_size", "in_features"), [(128, 1024), (128, 200), (256, 512), (512, 512), (64, 200), (48, 160), (16, 130)]
+)
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_four_bit_linear(dtype: torch.dtype, group_size: int, in_features: int, zero_points: bool) -> None:
+    out_features, groups = 70, -(-in_features // group_size)
+    weight = awq_linear.pack_weight(torch.randint(16, (out_features, in_features), dtype=torch.uint8))
+    scales = (torch.rand(groups, out_features) + 0.1).to(dtype)
+    zeros = torch.randint(16, (groups, out_features), dtype=torch.uint8) if zero_points else None
+    dense = awq_linear.dequantize_weight(weight, scales, zeros, group_size, in_features)
+    on_device = weight.to(DEVICE), scales.to(DEVICE), None if zeros is None else zeros.to(DEVICE), group_size
+    found = gpu_awq_linear.dequantize_weight(*on_device, in_features, dtype)
+    assert torch.equal(found.cpu(), dense.to(dtype))
+    for rows, split, bias in ((1, 1, None), (5, 3, random(out_features)), (33, 2, None), (70, 2, None)):
+        x, offset = random(rows, in_features, dtype=dtype), None if bias is None else bias.to(dtype)
+        want = torch.nn.functional.linear(x.double(), dense.double(), None if offset is None else offset.double())
+        shape = gpu_awq_linear.Shape(block_out=64, split=split, stages=3, warps=2)
+        bias_there = None if offset is None else offset.to(DEVICE)
+        assert_near(gpu_awq_linear.w4a16_linear(x.to(DEVICE), *on_device, bias_there, shape), want, dtype)
+
+
+def test_parts_of_a_four_bit_linear_are_summed_again_and_again() -> None:
+    """The counters of ended parts are zero again after each product."""
+    weight = awq_linear.pack_weight(torch.randint(16, (130, 512), dtype=torch.uint8)).to(DEVICE)
+    scales, x = torch.ones(4, 130).half().to(DEVICE), random(3, 512, dtype=torch.float16).to(DEVICE)
+    shape = gpu_awq_linear.Shape(block_out=64, split=4, stages=2, warps=2)
+    first, second = (gpu_awq_linear.w4a16_linear(x, weight, scales, None, 128, None, shape) for _ in range(2))
+    assert first.abs().sum() > 0
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hidden", "intermediate"), [(64, 96), (72, 23)])
+@pytest.mark.parametrize(("tokens", "count", "chosen"), [(1, 8, 2), (5, 6, 3), (70, 4, 2), (40, 40, 1), (90, 3, 1)])
+def test_experts(dtype: torch.dtype, hidden: int, intermediate: int, tokens: int, count: int, chosen: int) -> None:
+    x = random(tokens, hidden, dtype=dtype)
+    gate_up = random(count, 2 * intermediate, hidden, dtype=dtype) * hidden**-0.5
+    down = random(count, hidden, intermediate, dtype=dtype)
+    scores, experts = torch.rand(tokens, count).topk(chosen)
+    experts[: tokens // 2] = torch.arange(chosen)  # so that some have many tokens, and the last ones few or none
+    want = experts_mlp(x.double(), gate_up.double(), down.double(), experts, scores.double())
+    on_device = to(x, gate_up, down, experts, scores.to(dtype))
+    for shape in (None, gpu_experts.Shape(block_rows=16, block_out=64, block_in=32, stages=2, warps=4)):
+        assert_near(gpu_experts.experts_mlp(*on_device, shape), want, dtype)

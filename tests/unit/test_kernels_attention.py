@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.attention import HostLayout, paged_attention
-from kernels.kv_cache import write_kv
+from kernels.kv_cache import read_blocks, write_kv
 
 BLOCK = 4
 HEAD_DIM = 8
@@ -86,3 +86,35 @@ def test_matches_dense_attention(lengths, kv_heads, group, seed, window, softcap
 def test_half_precision_is_close(dtype):
     ours, expected = run([(1, 30), (1, 3), (7, 7), (5, 21)], 2, 3, dtype, 0)
     torch.testing.assert_close(ours.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_float8_cache_gives_the_same_for_what_it_can_hold(dtype, softcap):
+    """Keys and values that float8 holds exactly: not one bit of the result differs."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 40, 2, HEAD_DIM).to(FLOAT8).to(dtype)
+    query = torch.randn(1 + 7, 4, HEAD_DIM, dtype=dtype)
+    tables = torch.randperm(10).view(2, 5)
+    slots = (tables[..., None] * BLOCK + torch.arange(BLOCK)).flatten()
+    batch = HostLayout(slots, tables, (1, 7), (17, 20), BLOCK, BLOCK)
+    results = []
+    for cache_dtype in (dtype, FLOAT8):
+        key_cache, value_cache = torch.zeros(2, 10, BLOCK, 2, HEAD_DIM, dtype=cache_dtype)
+        write_kv(keys, values, key_cache, value_cache, slots)
+        results.append(paged_attention(query, key_cache, value_cache, batch, 0.3, None, softcap))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_float8_cache_rounds_to_the_nearest_and_cuts_what_is_too_large(dtype):
+    key = torch.tensor([1.0, 1.05, 1.08, -17.2, 449.0, -60000.0, 2**-9, 2**-11], dtype=dtype).view(1, 1, 8)
+    caches = torch.zeros(2, 3, BLOCK, 1, 8, dtype=FLOAT8)
+    write_kv(key, 2 * key, *caches, torch.tensor([6]))
+    wanted = [1.0, 1.0, 1.125, -18.0, 448.0, -448.0, 2**-9, 0.0]
+    assert read_blocks(caches[0], torch.tensor([1]), dtype)[0, 2, 0].tolist() == wanted
+    assert read_blocks(caches[1], torch.tensor([1, 0]), dtype)[0, 2, 0].tolist()[:2] == [2.0, 2.0]
+    assert caches.float().count_nonzero() == 7 + 7

@@ -178,6 +178,7 @@ def test_engine_args_become_the_workers_settings():
         "enable_prefix_caching": False,
         "gpu_memory_utilization": 0.5,
         "kv_cache_memory_bytes": 1 << 20,
+        "kv_cache_dtype": "fp8",
         "async_scheduling": False,
         "enforce_eager": True,
         "seed": 5,

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.awq_linear import dequantize_weight, pack_weight, packed_width, unpack_weight, w4a16_linear
-from kernels.fp8_linear import E4M3_MAX, fp8_linear, quantize_per_token
+from kernels.float8 import E4M3_MAX
+from kernels.fp8_linear import fp8_linear
+from kernels.fp8_quantize import quantize_per_token
 from tests.doubles.quantized_model import AWQ_PLACES, four_bits, fp8_product, pack_rows, round_to_e4m3
 from worker.models.layers import Linear
 from worker.models.packing import AWQ_ORDER, CONSECUTIVE, unpack

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from worker.config import ConfigError, parse_args
-from worker.model_config import ExpertsConfig, ModelConfig, RopeConfig
-from worker.startup import replays_graphs
+from worker.startup import replays_graphs, resolve_kv_cache_dtype
 
 GOOD = ["--model", "/dev/null"]
 
@@ -25,6 +24,7 @@ def test_scheduling_is_first_come_first_served_without_bounds_unless_asked():
         (["--long-prefill-token-threshold", "-1"], "--long-prefill-token-threshold is -1"),
         (["--max-num-prefill-tokens-with-decodes", "-2"], "--max-num-prefill-tokens-with-decodes is -2"),
         (["--block-size", "12"], "power of two"),
+        (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype fp8_e5m2 is not supported; use auto .* or fp8"),
         (["--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "raise the first or lower the second"),
     ],
 )
@@ -33,28 +33,36 @@ def test_impossible_settings_are_refused(argv, words):
         parse_args([*GOOD, *argv])
 
 
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [("auto", torch.bfloat16), ("fp8", torch.float8_e4m3fn), ("fp8_e4m3", torch.float8_e4m3fn)],
+)
+def test_the_cache_has_the_models_dtype_unless_told(flag, expected):
+    assert parse_args(GOOD).kv_cache_dtype == "auto"
+    name = parse_args([*GOOD, "--kv-cache-dtype", flag]).kv_cache_dtype
+    assert resolve_kv_cache_dtype(name, torch.bfloat16, torch.device("cpu")) == expected
+
+
+def test_a_gpu_without_float8_is_told_so(monkeypatch):
+    monkeypatch.setattr("worker.startup.has_float8", lambda device: False)
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 needs a GPU"):
+        resolve_kv_cache_dtype("fp8", torch.bfloat16, torch.device("cuda"))
+
+
 def test_unknown_policies_are_refused(capsys):
     with pytest.raises(SystemExit):
         parse_args([*GOOD, "--scheduling-policy", "lottery"])
     assert "--scheduling-policy" in capsys.readouterr().err
 
 
-def model_with(experts: ExpertsConfig | None) -> ModelConfig:
-    return ModelConfig(
-        architecture="Test", vocab_size=10, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=2,
-        num_kv_heads=2, head_dim=4, max_position=8, rms_norm_eps=1e-6, rope=RopeConfig(1e4), experts=experts,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("argv", "experts", "device", "expected"),
+    ("argv", "device", "expected"),
     [
-        ([], None, "cuda", True),
-        ([], None, "cpu", False),
-        ([], ExpertsConfig(4, 2, 8, True), "cuda", False),
-        (["--enforce-eager"], None, "cuda", False),
-        (["--tensor-parallel-size", "2"], None, "cuda", False),
+        ([], "cuda", True),
+        ([], "cpu", False),
+        (["--enforce-eager"], "cuda", False),
+        (["--tensor-parallel-size", "2"], "cuda", False),
     ],
 )
-def test_steps_that_the_host_takes_part_in_are_not_captured(argv, experts, device, expected):
-    assert replays_graphs(parse_args([*GOOD, *argv]), model_with(experts), torch.device(device)) is expected
+def test_steps_that_the_host_takes_part_in_are_not_captured(argv, device, expected):
+    assert replays_graphs(parse_args([*GOOD, *argv]), torch.device(device)) is expected

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from kernels.awq_linear import pack_weight, packed_width, w4a16_linear
-from kernels.fp8_linear import fp8_linear, quantize_per_token
+from kernels.fp8_linear import fp8_linear
+from kernels.fp8_quantize import quantize_per_token
 from kernels.linear import linear
 from worker.model_config import ModelConfig, UnsupportedModel
 from worker.models.packing import AWQ_ORDER, CONSECUTIVE, unpack
@@ -131,7 +132,8 @@ class QuantizedRows:
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Takes the rows of [out, in] and writes the share of them and their scales."""
-        values, scale = quantize_per_token(tensor[self.rows].to(self.device))
+        with torch.cuda.device_of(self.weight):  # which threads that load do not have as their current one
+            values, scale = quantize_per_token(tensor[self.rows].to(self.device))
         self.weight.copy_(values[:, self.columns])
         self.scale.copy_(scale[:, 0])
 
