@@ -167,9 +167,9 @@ class Shape:
 def choose_shape(rows: int, width: int, in_features: int, gated: bool, device: torch.device) -> Shape:
     """The cut for a size: rules that agree with what measured best on an H200 (``benchmarks/kernels.py --tune``)."""
     if gated:
-        return Shape(block_out=64, block_in=128, split=1, stages=4 if rows <= 32 else 3, warps=4, prefetch=4)
+        return Shape(block_out=64, block_in=128, split=1, stages=4, warps=4, prefetch=4)
     if width >= 16384:
-        return Shape(block_out=128, block_in=128, split=1, stages=4, warps=8, prefetch=4)
+        return Shape(block_out=128, block_in=128, split=1, stages=4, warps=8, prefetch=2)
     programs, processors = triton.cdiv(width, 64), num_multiprocessors(device)
 
     def balance(split: int) -> float:
@@ -178,7 +178,8 @@ def choose_shape(rows: int, width: int, in_features: int, gated: bool, device: t
         return float(waves / math.ceil(waves) - 0.03 * math.log2(split) * (1 + rows / 16))
 
     split = max((split for split in (1, 2, 4, 8) if split == 1 or in_features >= 512 * split), key=balance)
-    return Shape(block_out=64, block_in=128, split=split, stages=4 if rows <= 16 else 3, warps=4, prefetch=4)
+    stages = 6 if programs * split <= processors else 3
+    return Shape(block_out=64, block_in=128, split=split, stages=stages, warps=4, prefetch=2)
 
 
 _scratch: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
