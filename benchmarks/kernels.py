@@ -12,21 +12,19 @@ import multiprocessing
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+import triton
 
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
 from kernels.gpu.linear import Shape, skinny_linear
 
 DEVICE = torch.device("cuda")
+FLOAT8 = torch.float8_e4m3fn
 TABLES = ("linear", "attention", "prefill", "small", "float8", "four-bit", "experts")
-SHAPES_8B = {
-    "qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336), "lm_head": (128256, 4096)
-}  # fmt: skip
-SHAPES_1B = {
-    "qkv 1B": (3072, 2048), "o 1B": (2048, 2048), "gate_up 1B": (16384, 2048), "down 1B": (2048, 8192)
-}  # fmt: skip
 
 
 def microseconds(calls: list[Callable[[], object]], repeats: int = 20) -> float:
@@ -64,85 +62,115 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float(error)
 
 
-def weights(out_features: int, in_features: int) -> list[torch.Tensor]:
-    """Copies enough that the L2 cache does not help."""
-    copies = max(2, -(-(400 << 20) // (out_features * in_features * 2)))
-    return [torch.randn(out_features, in_features, device=DEVICE).bfloat16() * 0.02 for _ in range(copies)]
+@dataclass(frozen=True)
+class Product:
+    """A product of the 8B or 1B model: sizes of the weight, and whether its halves are gate and up."""
+
+    out_features: int
+    in_features: int
+    activation: str | None = None
+
+    def weights(self, kind: str) -> list[torch.Tensor]:
+        """Copies enough that the L2 cache does not help."""
+        size = self.out_features * self.in_features * (1 if kind == "fp8" else 2)
+        copies = max(2, -(-(400 << 20) // size))
+        made = (torch.randn(self.out_features, self.in_features, device=DEVICE) for _ in range(copies))
+        return [weight.to(FLOAT8) if kind == "fp8" else weight.bfloat16() * 0.02 for weight in made]
+
+    def x(self, rows: int, kind: str) -> torch.Tensor:
+        x = torch.randn(rows, self.in_features, device=DEVICE)
+        return x.to(FLOAT8) if kind == "fp8" else x.bfloat16()
+
+    def call(self, x: torch.Tensor, weight: torch.Tensor, shape: Shape | None = None) -> torch.Tensor:
+        """Of 8-bit operands, with scales of 0.02 and 1."""
+        if x.dtype == torch.bfloat16:
+            return skinny_linear(x, weight, None, self.activation, shape=shape)
+        ones = torch.ones(len(x), device=DEVICE)
+        scales = (ones, torch.full((self.out_features,), 0.02, device=DEVICE))
+        return skinny_linear(x, weight, None, self.activation, scales, torch.bfloat16, shape)
+
+    def error(self, found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+        """Relative, against the products of float32."""
+        want = x.float() @ weight.float().T * (0.02 if x.dtype == FLOAT8 else 1.0)
+        if self.activation:
+            gate, up = want.chunk(2, -1)
+            want = F.silu(gate) * up
+        return relative_error(found, want)
 
 
-def cuts(rows: int, out_features: int, in_features: int) -> list[Shape]:
-    """Cuts worth trying."""
+PRODUCTS = {
+    "qkv": Product(6144, 4096), "o": Product(4096, 4096), "gate_up": Product(28672, 4096, "silu"),
+    "down": Product(4096, 14336), "lm_head": Product(128256, 4096),
+    "qkv 1B": Product(3072, 2048), "o 1B": Product(2048, 2048), "gate_up 1B": Product(16384, 2048, "silu"),
+    "down 1B": Product(2048, 8192),
+}  # fmt: skip
+
+
+def cuts(rows: int, gate: bool, kind: str) -> list[Shape]:
+    """Cuts worth trying: those that fit and keep enough in flight."""
     found = []
-    for block_out, block_in, split, stages, warps in itertools.product(
-        (16, 32, 64, 128), (64, 128, 256), (1, 2, 4, 8), (3, 4, 6), (4, 8)
-    ):
-        programs = -(-out_features // block_out) * split
-        memory = stages * block_in * (block_out + max(rows, 16)) * 2
-        if not 120 <= programs <= 1200 and block_out != 64 and not (out_features > 100000 and split == 1):
+    for block_out, block_in, split, warps in itertools.product((64, 128), (64, 128, 256), (1, 2, 4, 8), (4, 8)):
+        if warps == 8 and block_out == 64:
             continue
-        if programs > 4100 or programs < 60 or memory > 200_000 or memory < 30_000 or (warps == 8 and block_out < 64):
-            continue
-        if in_features // split < 2 * block_in:
-            continue
-        found.append(Shape(block_out, block_in, split, stages, warps, 2))
+        width = 1 if kind == "fp8" else 2
+        step = block_in * width * (block_out * (2 if gate else 1) + max(triton.next_power_of_2(rows), 16))
+        most = min(225_000 // step, 8)
+        found += [Shape(block_out, block_in, split, stages, warps, 2) for stages in {most, most // 2} if stages >= 3]
     return found
 
 
-def compile_cuts(task: tuple[int, int, int, list[Shape]]) -> None:
+def compile_cuts(task: tuple[int, Product, str, list[Shape]]) -> None:
     """Fills Triton's cache, in a process of its own."""
-    rows, out_features, in_features, shapes = task
-    x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
-    weight = torch.randn(out_features, in_features, device=DEVICE).bfloat16()
+    rows, product, kind, shapes = task
+    x, weight = product.x(rows, kind), product.weights(kind)[0]
     for shape in shapes:
         try:
-            skinny_linear(x, weight, None, shape)
+            product.call(x, weight, shape)
         except Exception as error:
             print("cannot compile", shape, type(error).__name__)
     torch.cuda.synchronize()
 
 
-def tune(rows_list: list[int], bandwidth: float, shapes: dict[str, tuple[int, int]]) -> None:
+def tune(rows_list: list[int], kinds: list[str], names: list[str], bandwidth: float) -> None:
     tasks = []
-    for rows, (out_features, in_features) in itertools.product(rows_list, shapes.values()):
-        tried = cuts(rows, out_features, in_features)
-        tasks += [(rows, out_features, in_features, tried[at::4]) for at in range(4)]
+    for rows, kind, name in itertools.product(rows_list, kinds, ("qkv", "gate_up")):
+        tried = cuts(rows, name == "gate_up", kind)
+        tasks += [(rows, PRODUCTS[name], kind, tried[at::4]) for at in range(4)]
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_cuts, tasks))
-    for name, (out_features, in_features) in shapes.items():
-        held = weights(out_features, in_features)
+    for kind, name in itertools.product(kinds, names):
+        product = PRODUCTS[name]
+        held = product.weights(kind)
         for rows in rows_list:
-            x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
-            size = held[0].nbytes + x.nbytes + rows * out_features * 2
-            want = x.double() @ held[0].double().T if out_features < 100000 else (x @ held[0].T).double()
+            x = product.x(rows, kind)
+            size = held[0].nbytes + x.nbytes
             results = []
-            for shape in cuts(rows, out_features, in_features):
+            for shape in cuts(rows, product.activation is not None, kind):
                 try:
-                    error = relative_error(skinny_linear(x, held[0], None, shape), want)
+                    error = product.error(product.call(x, held[0], shape), x, held[0])
                     assert error < 1e-2, (shape, error)
-                    calls = [lambda w=w, shape=shape: skinny_linear(x, w, None, shape) for w in held]
-                    results.append((microseconds(calls, 5), shape))
+                    results.append((microseconds([partial(product.call, x, w, shape) for w in held], 5), shape))
                 except Exception as error:
                     print("failed", name, rows, shape, str(error)[:100])
             results.sort(key=lambda result: result[0])
-            library = microseconds([lambda w=w: F.linear(x, w) for w in held])
-            print(f"{name} rows {rows}: cuBLAS {library:.1f} us {size / bandwidth / library * 1e8:.0f}%")
-            for time, shape in results[:4]:
-                print(f"    {time:.1f} us {size / bandwidth / time * 1e8:.0f}%  {shape}")
+            print(f"{name} {kind} rows {rows}: floor {size / bandwidth * 1e6:.1f} us")
+            for time, shape in results[:6]:
+                print(f"    {time:.1f} us {size / bandwidth / time * 1e8:.0f}%  {shape}", flush=True)
 
 
-def linear_table(bandwidth: float) -> None:
-    print("skinny products: us, share of the read bandwidth, cuBLAS us")
-    for name, (out_features, in_features) in (SHAPES_8B | SHAPES_1B).items():
-        held = weights(out_features, in_features)
-        line = f"{name:>10}"
+def linear_table(bandwidth: float, kinds: list[str]) -> None:
+    print("skinny products: us, share of the read bandwidth (cuBLAS us, of bf16, without the gate)")
+    for kind, (name, product) in itertools.product(kinds, PRODUCTS.items()):
+        held = product.weights(kind)
+        line = f"{name:>10} {kind}"
         for rows in (1, 8, 16, 32, 64):
-            x = torch.randn(rows, in_features, device=DEVICE).bfloat16()
-            want = (x.float() @ held[0].float().T).double()
-            assert relative_error(skinny_linear(x, held[0]), want) < 1e-2
-            size = held[0].nbytes + x.nbytes + rows * out_features * 2
-            time = microseconds([lambda w=w: skinny_linear(x, w) for w in held])
-            library = microseconds([lambda w=w: F.linear(x, w) for w in held])
-            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}% ({library:.1f})"
+            x = product.x(rows, kind)
+            assert product.error(product.call(x, held[0]), x, held[0]) < 1e-2
+            size = held[0].nbytes + x.nbytes
+            time = microseconds([partial(product.call, x, w) for w in held])
+            line += f" | {rows}: {time:6.1f} {size / bandwidth / time * 1e8:3.0f}%"
+            if kind == "bf16":
+                line += f" ({microseconds([partial(F.linear, x, w) for w in held]):.1f})"
         print(line)
 
 
@@ -248,8 +276,9 @@ def float8_table(bandwidth: float) -> None:
     from kernels.norm import add_rms_norm
 
     print("float8 products of quantized activations: us, share of the read bandwidth, TFLOP/s")
-    for name, (out_features, in_features) in (SHAPES_8B | SHAPES_1B).items():
-        held = [fp8_quantize.quantize_per_token(weight) for weight in weights(out_features, in_features)]
+    for name, product in PRODUCTS.items():
+        out_features, in_features = product.out_features, product.in_features
+        held = [fp8_quantize.quantize_per_token(weight) for weight in product.weights("bf16")]
         held = [(weight, scale.flatten()) for weight, scale in held]
         line = f"{name:>10}"
         for rows in (1, 16, 64, 256, 8192):
@@ -283,7 +312,8 @@ def four_bit_table(bandwidth: float) -> None:
     from kernels.gpu.awq_linear import dequantize_weight
 
     print("4-bit products, groups of 128 with zero points: us, share of the read bandwidth; and the weight dequantized")
-    for name, (out_features, in_features) in (SHAPES_8B | SHAPES_1B).items():
+    for name, product in PRODUCTS.items():
+        out_features, in_features = product.out_features, product.in_features
         groups, copies = in_features // 128, max(2, -(-(400 << 20) // (out_features * in_features // 2)))
         held = []
         for _ in range(copies):
@@ -339,6 +369,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--weights", nargs="+", default=["bf16", "fp8"], choices=["bf16", "fp8"])
+    parser.add_argument("--products", nargs="+", default=list(PRODUCTS), choices=list(PRODUCTS))
     parser.add_argument("--only", nargs="+", default=TABLES, choices=TABLES)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -359,9 +391,9 @@ def main() -> None:
     if "experts" in args.only:
         experts_table(bandwidth)
     if args.tune:
-        tune(args.rows, bandwidth, SHAPES_8B)
+        tune(args.rows, args.weights, args.products, bandwidth)
     elif "linear" in args.only:
-        linear_table(bandwidth)
+        linear_table(bandwidth, args.weights)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from benchmarks.decode import read_bandwidth
 from kernels.gpu import decode_attention, linear
@@ -86,9 +87,8 @@ def search(layers: Layers) -> None:
     chosen: dict[tuple[int, int], linear.Shape] = {}
     original = linear.choose_shape
 
-    def choose(rows: int, out_features: int, in_features: int, device: torch.device) -> linear.Shape:
-        key = (out_features, in_features)
-        return chosen.get(key) or original(rows, out_features, in_features, device)
+    def choose(rows: int, width: int, in_features: int, gated: bool, device: torch.device) -> linear.Shape:
+        return chosen.get((width, in_features)) or original(rows, width, in_features, gated, device)
 
     linear.choose_shape = choose
     parts = layers.model.model.layers[0]
@@ -98,10 +98,8 @@ def search(layers: Layers) -> None:
     }  # fmt: skip
     best = layers.microseconds()
     print(f"  begin {best:.1f}")
-    for stages, per, tile in ((2, 2, 64), (3, 1, 64), (4, 1, 64), (2, 3, 64), (3, 3, 32)):
+    for stages, per in ((2, 2), (3, 1), (4, 1), (2, 3), (2, 1)):
         before = decode_attention._STAGES, decode_attention._PROGRAMS_PER_MULTIPROCESSOR
-        if tile != 64:
-            continue
         decode_attention._STAGES, decode_attention._PROGRAMS_PER_MULTIPROCESSOR = stages, per
         time = layers.microseconds()
         print(f"  attention stages {stages}, programs {per}: {time:.1f}")
@@ -110,22 +108,23 @@ def search(layers: Layers) -> None:
         else:
             decode_attention._STAGES, decode_attention._PROGRAMS_PER_MULTIPROCESSOR = before
     for name, product in products.items():
-        key = tuple(product.weights.weight.shape)
-        now = choose(layers.rows, *key, DEVICE)
+        width, in_features = product.weights.weight.shape
+        gated = name == "gate_up"
+        key = (width // 2 if gated else width, in_features)
+        now = choose(layers.rows, *key, gated, DEVICE)
         for field, values in (
-            ("prefetch", (0, 4, 8, 16, 32)), ("stages", (3, 4, 5, 6, 8)), ("split", (1, 2, 4, 8)),
-            ("block_out", (32, 64, 128)), ("block_in", (64, 256)), ("warps", (4, 8)), ("prefetch", (1, 2, 4, 8, 16)),
+            ("stages", (2, 3, 4, 5, 6)), ("split", (1, 2, 4, 8)), ("prefetch", (0, 2, 4, 8, 16, 32)),
+            ("block_in", (64, 256)), ("stages", (2, 3, 4, 6, 8)), ("block_out", (64, 128)), ("warps", (4, 8)),
         ):  # fmt: skip
             for value in values:
                 trial = replace(now, **{field: value})
-                memory = trial.stages * trial.block_in * (trial.block_out + max(layers.rows, 16)) * 2
-                if trial == now or memory > 225_000:
+                width = trial.block_out * (2 if gated else 1) + max(layers.rows, 16)
+                if trial == now or trial.stages * trial.block_in * width * 2 > 225_000:
                     continue
                 chosen[key] = trial
                 try:
                     time = layers.microseconds()
-                except Exception as error:
-                    print("   ", name, trial, type(error).__name__)
+                except OutOfResources:
                     time = float("inf")
                 if time < best - 0.15:
                     best, now = time, trial

@@ -29,3 +29,7 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
         return fast(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+GATED = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+"""By the name of the activation."""

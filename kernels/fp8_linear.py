@@ -44,7 +44,11 @@ def fp8_product(
     """
     if has_float8(values.device) and dtype != torch.float32:
         from kernels.gpu.fp8_linear import fits, scaled_mm
+        from kernels.gpu.linear import MAX_ROWS, skinny_linear
 
+        if len(values) <= MAX_ROWS:
+            out_scale = weight_scale.expand(weight.shape[0])
+            return skinny_linear(values, weight, bias, scales=(scale.flatten(), out_scale.contiguous()), dtype=dtype)
         if fits(weight):
             return scaled_mm(values, scale, weight, weight_scale, dtype, bias)
     y = F.linear(widen(values, torch.float32), widen(weight, torch.float32)) * scale * weight_scale

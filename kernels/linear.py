@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from kernels.activation import GATED
+
 _AMX_ROWS = 32
 
 
@@ -33,3 +35,23 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         if x.shape[0] == 1:
             return F.linear(x.expand(2, -1).contiguous(), weight, bias)[:1]
     return F.linear(x, weight, bias)
+
+
+def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """``act(gate) * up`` of ``gate, up = linear(x, weight, bias)``, the halves of its outputs.
+
+    Args:
+        x: [tokens, in].
+        weight: [2 * width, in], the gate's rows first.
+        bias: [2 * width], or None.
+        activation: a name in ``kernels.activation.GATED``.
+
+    Returns:
+        [tokens, width].
+    """
+    if x.is_cuda and x.dtype != torch.float32:
+        from kernels.gpu.linear import MAX_ROWS, skinny_linear
+
+        if x.shape[0] <= MAX_ROWS:
+            return skinny_linear(x, weight, bias, activation)
+    return GATED[activation](linear(x, weight, bias))

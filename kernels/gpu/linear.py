@@ -1,9 +1,10 @@
 """Products of few rows with a large weight: as fast as the weight can be read.
 
-A program owns some of the weight's rows and, when there are not enough of them to fill the GPU, a part of their length;
-the program that ends last then sums the parts, in a fixed order. The weight is the left operand, so that its rows fill
-the matrix units however few the rows of ``x`` are. While the kernel before still runs, each program fetches the
-beginning of its weights into the L2 cache.
+A program owns a tile of the weight's rows and, when there are not enough of them to fill the GPU, a part of their
+length; the program that ends last then sums the parts, in a fixed order. The weight is the left operand, so that its
+rows fill the matrix units however few the rows of ``x`` are. While the kernel before still runs, each program fetches
+the beginning of its weights into the L2 cache; for that it must find room beside it, so that programs take no more
+shared memory than they need.
 """
 
 import math
@@ -17,72 +18,129 @@ import triton.language as tl
 from kernels.gpu.launch import dependent_launch, num_multiprocessors, wait_for_previous
 
 MAX_ROWS = 64
+_GATES = {None: 0, "silu": 1, "gelu_tanh": 2}  # by activation
 
 
 @triton.jit
-def _prefetch(ptr):
-    """Asks for the cache line at each pointer; reads nothing."""
+def _prefetch(ptr, size):
+    """Asks for ``size`` bytes from each pointer on, both multiples of 16, into the L2 cache; reads nothing."""
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr], dtype=tl.int32, is_pure=False, pack=1
-    )
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [ptr, size], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _finish(
+    acc, row, column, rows, width, x_scale_ptr, weight_scale_ptr, bias_ptr, SCALED: tl.constexpr, BIAS: tl.constexpr
+):  # fmt: skip
+    """Scales and bias of a tile of sums, [outputs, rows]."""
+    if SCALED:
+        acc *= tl.load(weight_scale_ptr + column, mask=column < width, other=0.0)[:, None]
+        acc *= tl.load(x_scale_ptr + row, mask=row < rows, other=0.0)[None, :]
+    if BIAS:
+        acc += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
+def _store(
+    acc, up, tile, row, rows, width, x_scale_ptr, weight_scale_ptr, bias_ptr, out_ptr,
+    SCALED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BLOCK_OUT: tl.constexpr,
+):  # fmt: skip
+    """Writes the results of a tile, whose sums are complete; ``up`` is of gated products only."""
+    column = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    result = _finish(acc, row, column, rows, width, x_scale_ptr, weight_scale_ptr, bias_ptr, SCALED, BIAS)
+    if GATE:
+        gate = result
+        up = _finish(
+            up, row, column, rows, width, x_scale_ptr, weight_scale_ptr + width, bias_ptr + width, SCALED, BIAS
+        )
+        if GATE == 1:
+            result = gate * tl.sigmoid(gate) * up
+        else:
+            # tanh(z) = 2 sigmoid(2 z) - 1
+            bent = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+            result = gate * tl.sigmoid(2 * bent) * up
+    written = (column < width)[:, None] & (row < rows)[None, :]
+    at = out_ptr + row[None, :] * width + column[:, None]
+    tl.store(at, result.to(out_ptr.dtype.element_ty), mask=written)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _skinny_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr, rows, out_features, in_features,
-    BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
-    SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PREFETCH: tl.constexpr, DEPENDENT: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, partial_ptr, arrived_ptr,
+    rows, width, in_features, SCALED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PREFETCH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    column = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    # A part is the sums of a tile; with a gate, twice as many.
+    PART: tl.constexpr = BLOCK_OUT * BLOCK_ROWS * (2 if GATE else 1)
+    tile = tl.program_id(0)
     part = tl.program_id(1)
     row = tl.arange(0, BLOCK_ROWS)
     inner = tl.arange(0, BLOCK_IN)
-    there = column < out_features
+    column = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     steps = tl.cdiv(in_features, BLOCK_IN)
     per_part = tl.cdiv(steps, SPLIT)
     first = part * per_part
     last = tl.minimum(first + per_part, steps)
-    weight_row = weight_ptr + tl.where(there, column, 0).to(tl.int64)[:, None] * in_features
-    if PREFETCH > 0:
-        if DEPENDENT:
-            tl.extra.cuda.gdc_launch_dependents()
-            line = tl.arange(0, BLOCK_IN // 64) * 64
-            for step in range(first, tl.minimum(first + PREFETCH, last)):
-                _prefetch(weight_row + step * BLOCK_IN + line[None, :])
-            tl.extra.cuda.gdc_wait()
+    weight_row = weight_ptr + tl.where(column < width, column, 0).to(tl.int64)[:, None] * in_features
+    up_row = weight_row + width.to(tl.int64) * in_features
+    if DEPENDENT and PREFETCH > 0:
+        tl.extra.cuda.gdc_launch_dependents()
+        start = tl.minimum(first * BLOCK_IN, in_features)
+        count = tl.minimum(tl.minimum(first + PREFETCH, last) * BLOCK_IN, in_features) - start
+        size = count * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8) // 16 * 16
+        if size > 0:
+            sizes = size + tl.zeros([BLOCK_OUT, 1], tl.int32)
+            _prefetch(weight_row + start, sizes)
+            if GATE:
+                _prefetch(up_row + start, sizes)
+        tl.extra.cuda.gdc_wait()
     else:
         wait_for_previous(DEPENDENT)
     acc = tl.zeros([BLOCK_OUT, BLOCK_ROWS], tl.float32)
+    up = acc
     for step in tl.range(first, last, num_stages=STAGES):
         at = step * BLOCK_IN + inner
+        read = (row < rows)[None, :]
+        if not EVEN:
+            read = read & (at < in_features)[:, None]
+        x = tl.load(x_ptr + row[None, :] * in_features + at[:, None], mask=read, other=0.0)
         if EVEN:
             weight = tl.load(weight_row + at[None, :], eviction_policy="evict_first")
-            x = tl.load(x_ptr + row[None, :] * in_features + at[:, None], mask=(row < rows)[None, :], other=0.0)
         else:
-            inside = at < in_features
-            weight = tl.load(weight_row + at[None, :], mask=inside[None, :], other=0.0)
-            read = (row < rows)[None, :] & inside[:, None]
-            x = tl.load(x_ptr + row[None, :] * in_features + at[:, None], mask=read, other=0.0)
-        acc = tl.dot(weight, x, acc, input_precision="ieee")
-    out_at = row[None, :] * out_features + column[:, None]
-    written = there[:, None] & (row < rows)[None, :]
+            weight = tl.load(weight_row + at[None, :], mask=(at < in_features)[None, :], other=0.0)
+        acc = tl.dot(weight, x, acc, input_precision="ieee", max_num_imprecise_acc=128)
+        if GATE:
+            if EVEN:
+                weight = tl.load(up_row + at[None, :], eviction_policy="evict_first")
+            else:
+                weight = tl.load(up_row + at[None, :], mask=(at < in_features)[None, :], other=0.0)
+            up = tl.dot(weight, x, up, input_precision="ieee", max_num_imprecise_acc=128)
+    complete = True
     if SPLIT > 1:
-        plane = rows * out_features
-        tl.store(partial_ptr + part * plane + out_at, acc, mask=written)
+        mine = partial_ptr + (tile * SPLIT + part) * PART + tl.arange(0, BLOCK_OUT)[:, None] * BLOCK_ROWS + row[None, :]
+        tl.store(mine, acc)
+        if GATE:
+            tl.store(mine + PART // 2, up)
         tl.debug_barrier()
-        before = tl.atomic_add(arrived_ptr + tl.program_id(0), 1, sem="acq_rel")
-        if before == SPLIT - 1:
-            tl.store(arrived_ptr + tl.program_id(0), 0)
+        complete = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
+        if complete:
+            tl.store(arrived_ptr + tile, 0)
             acc = tl.zeros([BLOCK_OUT, BLOCK_ROWS], tl.float32)
-            for other in range(SPLIT):
-                acc += tl.load(partial_ptr + other * plane + out_at, mask=written, other=0.0, cache_modifier=".cg")
-            if BIAS:
-                acc += tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[:, None]
-            tl.store(out_ptr + out_at, acc.to(out_ptr.dtype.element_ty), mask=written)
-    else:
-        if BIAS:
-            acc += tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[:, None]
-        tl.store(out_ptr + out_at, acc.to(out_ptr.dtype.element_ty), mask=written)
+            up = acc
+            for other in tl.static_range(SPLIT):
+                theirs = mine + (other - part) * PART
+                acc += tl.load(theirs, cache_modifier=".cg")
+                if GATE:
+                    up += tl.load(theirs + PART // 2, cache_modifier=".cg")
+    if complete:
+        _store(
+            acc, up, tile, row, rows, width, x_scale_ptr, weight_scale_ptr, bias_ptr, out_ptr,
+            SCALED, BIAS, GATE, BLOCK_OUT,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,7 +148,7 @@ class Shape:
     """How a product is cut up.
 
     Attributes:
-        block_out: of the weight's rows, those of a program.
+        block_out: of the weight's rows, those of a tile.
         block_in: of their length, what is read at once.
         split: parts of their length.
         stages, warps: of a program.
@@ -106,11 +164,13 @@ class Shape:
 
 
 @cache
-def choose_shape(rows: int, out_features: int, in_features: int, device: torch.device) -> Shape:
+def choose_shape(rows: int, width: int, in_features: int, gated: bool, device: torch.device) -> Shape:
     """The cut for a size: rules that agree with what measured best on an H200 (``benchmarks/kernels.py --tune``)."""
-    if out_features >= 16384:
+    if gated:
+        return Shape(block_out=64, block_in=128, split=1, stages=4, warps=4, prefetch=4)
+    if width >= 16384:
         return Shape(block_out=128, block_in=128, split=1, stages=4, warps=8, prefetch=2)
-    programs, processors = triton.cdiv(out_features, 64), num_multiprocessors(device)
+    programs, processors = triton.cdiv(width, 64), num_multiprocessors(device)
 
     def balance(split: int) -> float:
         """The share of the processors that is busy, less what it costs to sum the parts."""
@@ -118,39 +178,59 @@ def choose_shape(rows: int, out_features: int, in_features: int, device: torch.d
         return float(waves / math.ceil(waves) - 0.03 * math.log2(split) * (1 + rows / 16))
 
     split = max((split for split in (1, 2, 4, 8) if split == 1 or in_features >= 512 * split), key=balance)
-    waves = math.ceil(programs * split / processors)
-    return Shape(block_out=64, block_in=128, split=split, stages=max(7 - 2 * waves, 3), warps=4, prefetch=2)
+    stages = 6 if programs * split <= processors else 3
+    return Shape(block_out=64, block_in=128, split=split, stages=stages, warps=4, prefetch=2)
 
 
-_arrivals: dict[torch.device, torch.Tensor] = {}
+_scratch: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-def _arrived(device: torch.device) -> torch.Tensor:
-    """Counters of ended parts: zero between kernels, which run one after another on the device's one stream."""
-    if device not in _arrivals:
-        _arrivals[device] = torch.zeros(1 << 16, dtype=torch.int32, device=device)
-    return _arrivals[device]
+def _parts(device: torch.device, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for ``size`` partial sums, and counters of ended parts, zero between kernels: which share both, as they run
+    one after another on the device's one stream."""
+    if device not in _scratch or _scratch[device][0].numel() < size:
+        counters = torch.zeros(1 << 16, dtype=torch.int32, device=device)
+        _scratch[device] = torch.empty(size, dtype=torch.float32, device=device), counters
+    return _scratch[device]
 
 
 def skinny_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, shape: Shape | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+    shape: Shape | None = None,
 ) -> torch.Tensor:
-    """``x @ weight.T + bias`` for at most ``MAX_ROWS`` rows; see ``kernels.linear.linear``."""
+    """``x @ weight.T + bias`` for at most ``MAX_ROWS`` rows; see ``kernels.linear``.
+
+    Args:
+        activation: "silu" or "gelu_tanh" of a gate: outputs are halves, gate and up; the result is ``act(gate) * up``.
+        scales: of 8-bit operands: [tokens] and [out] float32.
+        dtype: of the result; None is that of ``x``.
+        shape: the cut; None chooses one.
+    """
     x = x.contiguous()
     rows, in_features = x.shape
     out_features = weight.shape[0]
-    out = x.new_empty((rows, out_features))
-    cut = shape or choose_shape(rows, out_features, in_features, x.device)
-    programs = triton.cdiv(out_features, cut.block_out)
+    width = out_features // 2 if activation else out_features
+    out = x.new_empty((rows, width), dtype=dtype or x.dtype)
+    cut = shape or choose_shape(rows, width, in_features, activation is not None, x.device)
+    block_rows = max(triton.next_power_of_2(rows), 16)
+    tiles = triton.cdiv(width, cut.block_out)
     partial, arrived = out, out
     if cut.split > 1:
-        partial = torch.empty((cut.split, rows, out_features), dtype=torch.float32, device=x.device)
-        arrived = _arrived(x.device)
+        size = tiles * cut.split * cut.block_out * block_rows * (2 if activation else 1)
+        partial, arrived = _parts(x.device, size)
+    x_scale, weight_scale = scales or (x, x)
     dependent = dependent_launch(x.device)
-    _skinny_kernel[(programs, cut.split)](
-        x, weight, weight if bias is None else bias, out, partial, arrived, rows, out_features, in_features,
-        BIAS=bias is not None, BLOCK_ROWS=max(triton.next_power_of_2(rows), 16), BLOCK_OUT=cut.block_out,
-        BLOCK_IN=cut.block_in, SPLIT=cut.split, STAGES=cut.stages, EVEN=in_features % cut.block_in == 0,
-        PREFETCH=cut.prefetch, DEPENDENT=dependent, num_warps=cut.warps, launch_pdl=dependent,
+    aligned = weight.data_ptr() % 16 == 0 and in_features * weight.element_size() % 16 == 0
+    _skinny_kernel[(tiles, cut.split)](
+        x, weight, weight if bias is None else bias, x_scale, weight_scale, out, partial, arrived,
+        rows, width, in_features, SCALED=scales is not None, BIAS=bias is not None, GATE=_GATES[activation], BLOCK_ROWS=block_rows,
+        BLOCK_OUT=cut.block_out, BLOCK_IN=cut.block_in, SPLIT=cut.split, STAGES=cut.stages,
+        EVEN=in_features % cut.block_in == 0, PREFETCH=cut.prefetch if aligned else 0,
+        DEPENDENT=dependent, num_warps=cut.warps, launch_pdl=dependent,
     )  # fmt: skip
     return out

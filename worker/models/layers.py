@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kernels.activation import gelu_tanh_mul, silu_mul
 from kernels.attention import AttentionBatch, paged_attention
 from kernels.linear import linear
 from kernels.norm import add_rms_norm, rms_norm
@@ -83,6 +82,10 @@ class Linear(nn.Module):
             return self.weights(x, self.bias)
         y = self.sum(self.weights(x, None))
         return y if self.bias is None else y + self.bias
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """``act(gate) * up`` of the outputs, which are a gate and as many of up: [tokens, outputs held / 2]."""
+        return self.weights.gated(x, self.bias, activation)
 
     def targets(self) -> dict[str, Target]:
         """Where each checkpoint tensor goes, by its name below the module that owns this one."""
@@ -203,8 +206,8 @@ class GatedMLP(nn.Module):
         )
         self.gate_up_proj = Linear(size, parts, config.mlp_bias, quantization=input_form)
         self.down_proj = Linear(intermediate_size, output, config.mlp_bias, inner[1], parallel, output_form)
-        self.activation = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[config.activation]
+        self.activation = config.activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]."""
-        return self.down_proj(self.activation(self.gate_up_proj(x)))
+        return self.down_proj(self.gate_up_proj.gated(x, self.activation))

@@ -12,10 +12,11 @@ from functools import partial
 import torch
 from torch import nn
 
+from kernels.activation import GATED
 from kernels.awq_linear import pack_weight, packed_width, w4a16_linear
 from kernels.fp8_linear import fp8_linear
 from kernels.fp8_quantize import quantize_per_token
-from kernels.linear import linear
+from kernels.linear import gated_linear, linear
 from worker.model_config import ModelConfig, UnsupportedModel
 from worker.models.packing import AWQ_ORDER, CONSECUTIVE, unpack
 from worker.models.sharding import Part, Piece, Target
@@ -57,6 +58,11 @@ class Cut:
 class LinearWeights(nn.Module):
     """One of the forms below. Called with [tokens, inputs held] and a bias or None; returns [tokens, outputs held]."""
 
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+        """``act(gate) * up`` of the two halves of the outputs, [tokens, outputs held / 2]."""
+        gated: torch.Tensor = GATED[activation](self(x, bias))
+        return gated
+
     def targets(self, cut: Cut) -> dict[str, Target]:
         """Where the checkpoint's tensors of the weights go, by their names below the layer's owner."""
         raise NotImplementedError
@@ -71,6 +77,9 @@ class PlainWeights(LinearWeights):
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return linear(x, self.weight, bias)
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+        return gated_linear(x, self.weight, bias, activation)
 
     def targets(self, cut: Cut) -> dict[str, Target]:
         columns = _slice(cut.inputs)
