@@ -70,8 +70,8 @@ def _store(
 @triton.jit(do_not_specialize=["rows"])
 def _skinny_kernel(
     x_ptr, weight_ptr, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, partial_ptr, arrived_ptr,
-    rows, width, in_features, SCALED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PREFETCH: tl.constexpr,
+    rows, width, in_features, SCALED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     # A part is the sums of a tile; with a gate, twice as many.
@@ -228,8 +228,8 @@ def skinny_linear(
     aligned = weight.data_ptr() % 16 == 0 and in_features * weight.element_size() % 16 == 0
     _skinny_kernel[(tiles, cut.split)](
         x, weight, weight if bias is None else bias, x_scale, weight_scale, out, partial, arrived,
-        rows, width, in_features, SCALED=scales is not None, BIAS=bias is not None, GATE=_GATES[activation], BLOCK_ROWS=block_rows,
-        BLOCK_OUT=cut.block_out, BLOCK_IN=cut.block_in, SPLIT=cut.split, STAGES=cut.stages,
+        rows, width, in_features, SCALED=scales is not None, BIAS=bias is not None, GATE=_GATES[activation],
+        BLOCK_ROWS=block_rows, BLOCK_OUT=cut.block_out, BLOCK_IN=cut.block_in, SPLIT=cut.split, STAGES=cut.stages,
         EVEN=in_features % cut.block_in == 0, PREFETCH=cut.prefetch if aligned else 0,
         DEPENDENT=dependent, num_warps=cut.warps, launch_pdl=dependent,
     )  # fmt: skip
