@@ -70,9 +70,9 @@ def _store(
 @triton.jit(do_not_specialize=["rows"])
 def _skinny_kernel(
     x_ptr, weight_ptr, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, partial_ptr, arrived_ptr,
-    rows, width, in_features, SCALED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PREFETCH: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    rows, width, in_features, SCALED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    PREFETCH: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     # A part is the sums of a tile; with a gate, twice as many.
     PART: tl.constexpr = BLOCK_OUT * BLOCK_ROWS * (2 if GATE else 1)
