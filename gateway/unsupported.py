@@ -26,8 +26,13 @@ def _one_of(*values: Any) -> Harmless:
 
 
 _GENERATE: Mapping[str, Harmless] = {
+    "detokenize": _one_of(True),
     "guided_whitespace_pattern": _never,
     "prompt_logprobs": _never,
+    "return_token_ids": _one_of(False),
+    "return_tokens_as_token_ids": _one_of(False),
+    "skip_special_tokens": _one_of(True),
+    "spaces_between_special_tokens": _one_of(True),
     "truncate_prompt_tokens": _never,
     "use_beam_search": _one_of(False),
 }

@@ -31,12 +31,12 @@ def main(argv: list[str]) -> int:
     local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
     with httpx.Client(timeout=_TIMEOUT, headers=headers, trust_env=not local) as client:
         try:
-            model = args.model or first_model(client, url)
+            model = find_model(client, url, args.model)
         except ChatError as error:
             sys.stderr.write(f"{PROG}: {error}\n")
             return 1
         sys.stderr.write(f"Talking to {model}. Ctrl-C stops an answer; /new starts over; /exit leaves.\n")
-        return converse(client, url, model, opening)
+        return converse(client, url, model, opening, args.temperature)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,24 +44,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="of the OpenAI API (default %(default)s)")
     parser.add_argument("--model", help="which of the server's models (default: the first)")
     parser.add_argument("--system", help="a system message to open the conversation with")
+    parser.add_argument("--temperature", type=float, default=0.2, help="of the answers' words (default %(default)s)")
     parser.add_argument("--api-key", help="sent as a bearer token")
     return parser
 
 
-def first_model(client: httpx.Client, url: str) -> str:
-    """The first model that the server has. Raises ChatError when there is no such server or no model."""
+def find_model(client: httpx.Client, url: str, wanted: str | None) -> str:
+    """The wanted one of the server's models, or its first. Raises ChatError when there is no such server or model."""
     try:
         answer = client.get(f"{url}/models")
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ChatError(f"no server answers at {url} ({error}); start one with `quire serve`, or give --url") from error
     _check(answer)
     try:
-        return str(answer.json()["data"][0]["id"])
+        names = [str(model["id"]) for model in answer.json()["data"]]
+        if wanted is not None and wanted not in names:
+            raise ChatError(f"the server has no model {wanted}; it has {', '.join(names)}")
+        return wanted or names[0]
     except (ValueError, LookupError, TypeError) as error:
         raise ChatError(f"{url}/models names no model; is this the address of an OpenAI API, ending in /v1?") from error
 
 
-def converse(client: httpx.Client, url: str, model: str, opening: list[Message]) -> int:
+def converse(client: httpx.Client, url: str, model: str, opening: list[Message], temperature: float) -> int:
     """Reads lines from standard input and streams the answers, until the input or the person has had enough.
 
     Returns:
@@ -83,18 +87,20 @@ def converse(client: httpx.Client, url: str, model: str, opening: list[Message])
             messages.append({"role": "user", "content": line})
             status = 0
             try:
-                messages.append({"role": "assistant", "content": _show_answer(client, url, model, messages)})
+                messages.append(
+                    {"role": "assistant", "content": _show_answer(client, url, model, messages, temperature)}
+                )
             except ChatError as error:
                 messages.pop()  # so that the line can be sent again
                 sys.stderr.write(f"{PROG}: {error}\n")
                 status = 0 if sys.stdin.isatty() else 1
 
 
-def _show_answer(client: httpx.Client, url: str, model: str, messages: list[Message]) -> str:
+def _show_answer(client: httpx.Client, url: str, model: str, messages: list[Message], temperature: float) -> str:
     """Prints an answer as it comes and returns it; Ctrl-C leaves it as far as it got."""
     parts: list[str] = []
     try:
-        for text in stream_answer(client, url, model, messages):
+        for text in stream_answer(client, url, model, messages, temperature):
             parts.append(text)
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -104,9 +110,11 @@ def _show_answer(client: httpx.Client, url: str, model: str, messages: list[Mess
     return "".join(parts)
 
 
-def stream_answer(client: httpx.Client, url: str, model: str, messages: list[Message]) -> Iterator[str]:
+def stream_answer(
+    client: httpx.Client, url: str, model: str, messages: list[Message], temperature: float
+) -> Iterator[str]:
     """The pieces of the model's answer, as they come. Raises ChatError when the server refuses or is lost."""
-    body = {"model": model, "messages": messages, "stream": True}
+    body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
     try:
         with client.stream("POST", f"{url}/chat/completions", json=body) as answer:
             if answer.is_error:

@@ -92,7 +92,8 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
 
 def ready_message(plan: Plan, seconds: float) -> str:
     """What is printed when everything is ready: the addresses, and a command to paste."""
-    body = {"model": plan.model_names[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"model": plan.model_names[0], "messages": [question], "temperature": 0}
     return (
         f"\nQuire is ready after {seconds:.1f} s: OpenAI API http://{plan.gateway.address}/v1, "
         f"gRPC {plan.router.address}, model {plan.model_names[0]}\n"

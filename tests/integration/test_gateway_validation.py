@@ -226,6 +226,11 @@ def test_missing_prompt(client):
 
 # What would change the result and is not built yet.
 UNSUPPORTED = [
+    ("detokenize", False),
+    ("return_token_ids", True),
+    ("return_tokens_as_token_ids", True),
+    ("skip_special_tokens", False),
+    ("spaces_between_special_tokens", False),
     ("guided_whitespace_pattern", " "),
     ("prompt_logprobs", 1),
     ("truncate_prompt_tokens", 5),

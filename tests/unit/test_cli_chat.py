@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
     server: FakeAPI
 
     def do_GET(self) -> None:
-        self._answer(200, json.dumps({"data": [{"id": "tiny"}]}))
+        self._answer(200, json.dumps({"data": [{"id": "tiny"}, {"id": "other"}]}))
 
     def do_POST(self) -> None:
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -85,6 +85,17 @@ def test_end_of_input_ends_it(api: FakeAPI, say: Any) -> None:
     say("hello")
     assert chat.main(["--url", api.url, "--model", "other"]) == 0
     assert api.bodies[0]["model"] == "other"
+
+
+def test_a_model_that_the_server_has_not_is_named_at_once(api: FakeAPI, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat.main(["--url", api.url, "--model", "nope"]) == 1
+    assert "no model nope; it has tiny, other" in capsys.readouterr().err
+
+
+def test_the_temperature_is_sent(api: FakeAPI, say: Any) -> None:
+    say("hello")
+    assert chat.main(["--url", api.url, "--temperature", "0.7"]) == 0
+    assert api.bodies[0]["temperature"] == 0.7
 
 
 def test_a_missing_server_is_named(capsys: pytest.CaptureFixture[str]) -> None:
