@@ -182,16 +182,17 @@ def choose_shape(rows: int, width: int, in_features: int, gated: bool, device: t
     return Shape(block_out=64, block_in=128, split=split, stages=stages, warps=4, prefetch=2)
 
 
-_scratch: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+_scratch: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
 
 def _parts(device: torch.device, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for ``size`` partial sums, and counters of ended parts, zero between kernels: which share both, as they run
-    one after another on the device's one stream."""
-    if device not in _scratch or _scratch[device][0].numel() < size:
+    one after another on the device's one stream. What became too small is kept: captured graphs write to it."""
+    made = _scratch.setdefault(device, [])
+    if not made or made[-1][0].numel() < size:
         counters = torch.zeros(1 << 16, dtype=torch.int32, device=device)
-        _scratch[device] = torch.empty(size, dtype=torch.float32, device=device), counters
-    return _scratch[device]
+        made.append((torch.empty(size, dtype=torch.float32, device=device), counters))
+    return made[-1]
 
 
 def skinny_linear(

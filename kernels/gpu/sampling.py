@@ -190,14 +190,16 @@ def _best_kernel(
 
 @triton.jit
 def _choose_kernel(
-    best_ptr, best_token_ptr, out_ptr, chunks, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr
+    best_ptr, best_token_ptr, out_ptr, vocab_size, chunks, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0)
     wait_for_previous(DEPENDENT)
     chunk = tl.arange(0, CHUNKS)
     best = tl.load(best_ptr + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
     _, at = tl.max(best, axis=0, return_indices=True)
-    tl.store(out_ptr + row, tl.load(best_token_ptr + row * chunks + at).to(tl.int64))
+    # Of logits that are not numbers none is the largest; the choice must be a token all the same.
+    token = tl.load(best_token_ptr + row * chunks + tl.minimum(at, chunks - 1))
+    tl.store(out_ptr + row, tl.minimum(token, vocab_size - 1).to(tl.int64))
 
 
 class _Search:
@@ -264,7 +266,7 @@ class _Search:
             RANDOM=random, MIN_P=batch.min_p is not None, TOP_K=batch.top_k is not None, TOP_P=batch.top_p is not None,
             CHUNK=_CHUNK, **self.options,
         )  # fmt: skip
-        _choose_kernel[(self.rows,)](best, best_token, out, self.chunks, **self.options)
+        _choose_kernel[(self.rows,)](best, best_token, out, self.vocab_size, self.chunks, **self.options)
         return out
 
 

@@ -244,6 +244,22 @@ def test_skinny_linear(dtype: torch.dtype, rows: int, activation: str | None, sp
             assert_near(skinny_linear(*to(x, weight), on_device, activation, shape=shape), want, dtype)
 
 
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs CUDA graphs")
+def test_parts_that_a_graph_writes_are_kept_when_larger_ones_are_made() -> None:
+    shape = Shape(block_out=64, block_in=64, split=4, stages=2, warps=4, prefetch=0)
+    x, weight = to(random(4, 1024, dtype=torch.float16), random(128, 1024, dtype=torch.float16))
+    want = skinny_linear(x, weight, shape=shape)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = skinny_linear(x, weight, shape=shape)
+    larger = to(random(60, 1024, dtype=torch.float16), random(4096, 1024, dtype=torch.float16))
+    skinny_linear(*larger, shape=shape)
+    taken = [torch.ones(size, dtype=torch.int32, device=DEVICE) for size in (1 << 10, 1 << 14, 1 << 16, 1 << 18) * 8]
+    graph.replay()
+    assert torch.equal(found, want)
+    assert all(bool((tensor == 1).all()) for tensor in taken)
+
+
 def sampling_batch(rows: int, **values: list[float]) -> sampling.SamplingBatch:
     """Parameters by name; keys differ from row to row."""
     keys = [sampling.random_key(17, index) for index in range(rows)]
@@ -293,6 +309,17 @@ def test_greedy_sampling_takes_the_first_of_the_largest(dtype: torch.dtype) -> N
     logits[3] = -torch.inf
     logits[3, 4097] = -5
     assert gpu_sampling.sample(logits.to(DEVICE), sampling.SamplingBatch()).tolist() == [5, 8999, 0, 4097]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+def test_a_token_is_chosen_even_when_logits_are_not_numbers() -> None:
+    logits = torch.full((3, 4100), torch.nan)
+    logits[1] = torch.randn(4100)
+    random_batch = sampling_batch(3, temperature=[1.0, 1.0, 0.0], top_k=[5, 5, 0], top_p=[0.9, 1.0, 1.0])
+    on_device = {name: None if value is None else value.to(DEVICE) for name, value in vars(random_batch).items()}
+    for batch in (sampling.SamplingBatch(), sampling.SamplingBatch(**on_device)):
+        ids = gpu_sampling.sample(logits.to(DEVICE), batch)
+        assert bool(((ids >= 0) & (ids < 4100)).all()), ids
 
 
 # Where float8 rounds: the interpreter does so wrongly, and gets only what float8 holds exactly.
