@@ -311,7 +311,7 @@ def test_greedy_sampling_takes_the_first_of_the_largest(dtype: torch.dtype) -> N
     assert gpu_sampling.sample(logits.to(DEVICE), sampling.SamplingBatch()).tolist() == [5, 8999, 0, 4097]
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN slice")
+@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:invalid value")
 def test_a_token_is_chosen_even_when_logits_are_not_numbers() -> None:
     logits = torch.full((3, 4100), torch.nan)
     logits[1] = torch.randn(4100)
