@@ -5,6 +5,7 @@
 Weights are random (speed does not depend on them). Every sequence has about ``--context`` tokens when timing starts.
 The floor is the time to read the weights once and every sequence's keys and values once, at the read bandwidth measured
 here and now. Before anything is timed, a tiny model's greedy output is compared with transformers' on the same device.
+``--profile`` adds where the time of a step goes, kernel by kernel; kernels that overlap are counted in full.
 """
 
 import argparse
@@ -78,12 +79,17 @@ def timed(work, device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def decode_steps(engine: Engine, vocab_size: int, batch: int, context: int, steps: int) -> list[float]:
+PROFILED = 8  # steps
+
+
+def decode_steps(
+    engine: Engine, vocab_size: int, batch: int, context: int, steps: int, profile: bool = False
+) -> list[float]:
     """Seconds between the outputs of consecutive decode steps with the whole batch running."""
     # The first decode on while the last are still in prefill, two or so in a step.
     for _ in range(batch):
         prompt = torch.randint(0, vocab_size, (context - steps // 2,)).tolist()
-        engine.add(make_sequence(prompt, steps + 16 + batch // 2))
+        engine.add(make_sequence(prompt, steps + PROFILED + 16 + batch // 2))
     while any(sequence.num_output == 0 for sequence in (*engine.scheduler.running, *engine.scheduler.waiting)):
         engine.step()
     for _ in range(4):
@@ -94,10 +100,38 @@ def decode_steps(engine: Engine, vocab_size: int, batch: int, context: int, step
         output = engine.step()
         times.append(time.perf_counter() - started)
         assert len(output.tokens) == batch, "not every sequence decoded in this step"
+    if profile:
+        print_profile(engine, batch)
     while engine.has_unfinished:
         engine.step()
     engine.scheduler.pool.clear_cache()
     return times
+
+
+def print_profile(engine: Engine, batch: int) -> None:
+    """Microseconds a step in each kind of kernel, the longest first, and in none."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED):
+            engine.step()
+        torch.cuda.synchronize()
+    kernels = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    times: dict[str, list[float]] = {}
+    busy, covered = 0.0, float("-inf")
+    for event in sorted(kernels, key=lambda event: event.time_range.start):
+        start, end = event.time_range.start, event.time_range.end
+        times.setdefault(event.name, []).append(end - start)
+        busy += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    span = covered - min(event.time_range.start for event in kernels)
+    print(
+        f"profile of {PROFILED} steps at {batch}: {span / PROFILED:.0f} us a step, {(span - busy) / PROFILED:.0f} idle"
+    )
+    for name, found in sorted(times.items(), key=lambda item: -sum(item[1]))[:14]:
+        each = sum(found) / len(found)
+        print(f"  {sum(found) / PROFILED:>8.1f} us in {len(found) / PROFILED:>5.1f} x {each:>6.1f}  {name[:80]}")
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, batch: int) -> float:
@@ -127,6 +161,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization")
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--profile", action="store_true", help="show where the time of a step goes")
     args = parser.parse_args()
 
     device = resolve_device(args.device)
@@ -135,7 +170,7 @@ def main() -> None:
     print("correctness: greedy ids of a tiny model equal transformers' on", device)
     bandwidth = read_bandwidth(device)
     config = open_checkpoint(args.model).config
-    limit = args.context + args.steps + 64 + max(args.batch) // 2
+    limit = args.context + args.steps + PROFILED + 64 + max(args.batch) // 2
     started = time.perf_counter()
     engine, limits = build_engine(
         WorkerConfig(
@@ -152,7 +187,7 @@ def main() -> None:
 
     rows = []
     for batch in args.batch:
-        times = decode_steps(engine, limits.vocab_size, batch, args.context, args.steps)
+        times = decode_steps(engine, limits.vocab_size, batch, args.context, args.steps, args.profile)
         median = statistics.median(times)
         floor = (weight_bytes(config, dtype, batch) + batch * args.context * kv_token) / bandwidth
         rows.append((batch, median * 1e3, floor * 1e3, floor / median, batch / median))

@@ -184,8 +184,10 @@ def decode_layout(contexts: list[int], blocks: int) -> GpuLayout:
         taken += size
     lengths = torch.tensor(contexts, dtype=torch.int32)
     tiles = torch.cat((torch.zeros(1), ((lengths + DECODE_TILE - 1) // DECODE_TILE).cumsum(0)))
+    last = torch.tensor([context - 1 for context in contexts])
+    slots = table[torch.arange(count), last // 16] * 16 + last % 16
     return GpuLayout(
-        torch.zeros(count, dtype=torch.int64, device=DEVICE), table.to(DEVICE),
+        slots.long().to(DEVICE), table.to(DEVICE),
         torch.arange(count, dtype=torch.int32, device=DEVICE), lengths.to(DEVICE), tiles.int().to(DEVICE), count,
         torch.arange(count + 1, dtype=torch.int32, device=DEVICE),
         torch.zeros(2, 0, dtype=torch.int32, device=DEVICE),
@@ -198,27 +200,32 @@ def attention_table(bandwidth: float, dtype: torch.dtype) -> None:
     print(f"decode attention, 32 heads, 8 kv heads, head 128, cache {dtype}: us, share of the read bandwidth")
     token = 2 * 8 * 128 * dtype.itemsize
     for contexts in ([1024], [8192], [1024] * 8, [1024] * 64, [1024] * 256, list(range(16, 2048, 16)), [32768] * 16):
+        count = len(contexts)
         blocks = sum(-(-context // 16) for context in contexts)
         layers = max(2, min(8, -(-(300 << 20) // (blocks * 16 * token))))
         caches = [torch.randn(2, blocks, 16, 8, 128, device=DEVICE).to(dtype) for _ in range(layers)]
         layout = decode_layout(contexts, blocks)
-        query = torch.randn(len(contexts), 32, 128, device=DEVICE).bfloat16()
-        out = torch.empty_like(query)
-        decode_attention(query, *caches[0], layout, 128**-0.5, None, None, out)
+        qkv = torch.randn(count, 48 * 128, device=DEVICE).bfloat16()
+        cos, sin = torch.ones(count, 64, device=DEVICE), torch.zeros(count, 64, device=DEVICE)
+        out = qkv.new_empty(count, 32, 128)
+
+        def call(cache: torch.Tensor, given: tuple = (qkv, cos, sin), at: GpuLayout = layout, to=out) -> None:
+            decode_attention(*given, *cache, at, 128**-0.5, None, None, None, to)
+
+        call(caches[0])
         keys, values = (cache.flatten(0, 1) for cache in caches[0].float())
-        for row in (0, len(contexts) - 1):
+        for row in (0, count - 1):
             at = layout.block_tables[row].long().repeat_interleave(16) * 16 + torch.arange(16, device=DEVICE).repeat(
                 layout.block_tables.shape[1]
             )
             at = at[: contexts[row]]
             want = F.scaled_dot_product_attention(
-                query[row].view(8, 4, 128).float(), keys[at].transpose(0, 1).float(), values[at].transpose(0, 1).float()
+                qkv[row, :4096].view(8, 4, 128).float(), keys[at].transpose(0, 1), values[at].transpose(0, 1)
             )
             assert relative_error(out[row], want.reshape(32, 128)) < 1e-2
-        calls = [lambda c=c: decode_attention(query, *c, layout, 128**-0.5, None, None, out) for c in caches]
-        time = microseconds(calls)
+        time = microseconds([partial(call, cache) for cache in caches])
         size = sum(contexts) * token
-        name = f"{len(contexts)} x {contexts[0]}" if len(set(contexts)) == 1 else f"{len(contexts)} mixed"
+        name = f"{count} x {contexts[0]}" if len(set(contexts)) == 1 else f"{count} mixed"
         print(f"    {name:>12}: {time:8.1f} us {size / bandwidth / time * 1e8:4.0f}%")
 
 

@@ -1,6 +1,6 @@
 """Attention over a paged key-value cache (PagedAttention: Kwon et al., 2023), prefill and decode in one call.
 
-The torch reference gathers each sequence's blocks and leaves the arithmetic to ``scaled_dot_product_attention``.
+This torch reference gathers each sequence's blocks and leaves the arithmetic to ``scaled_dot_product_attention``.
 Query heads that share a key-value head are folded into the query dimension, so that keys are never repeated.
 
 In half precision on a CPU, a query's result is the same bit for bit however its sequence is batched, chunked or cached:
@@ -165,7 +165,7 @@ def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    batch: AttentionBatch,
+    batch: HostLayout,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -176,7 +176,7 @@ def paged_attention(
         query: [tokens, heads, head_dim]; heads is a multiple of kv_heads.
         key_cache, value_cache: [blocks, block_size, kv_heads, head_dim], the dtype of ``query`` or float8_e4m3fn;
             this step's keys are already written.
-        batch: the step's layout, of the kind that the device reads.
+        batch: the step's layout.
         scale: multiplies the scores, usually 1 / sqrt(head_dim).
         window: a query sees this many tokens, itself included; None is all.
         softcap: scores become ``softcap * tanh(score / softcap)``; None is off.
@@ -185,16 +185,6 @@ def paged_attention(
         [tokens, heads, head_dim], the dtype of ``query``.
     """
     out = torch.empty_like(query)
-    if isinstance(batch, GpuLayout):
-        if batch.num_decodes:
-            from kernels.gpu.decode_attention import decode_attention
-
-            decode_attention(query, key_cache, value_cache, batch, scale, window, softcap, out)
-        if batch.prefill_tiles.shape[1]:
-            from kernels.gpu.prefill_attention import prefill_attention
-
-            prefill_attention(query, key_cache, value_cache, batch, scale, window, softcap, out)
-        return out
     heads, kv_heads, head_dim = query.shape[1], key_cache.shape[2], query.shape[2]
     for group in batch.decode_groups:
         count = group.rows.numel()

@@ -214,15 +214,15 @@ class Scheduler:
                 continue
             if seq.status is not _RUNNING or not budget:
                 continue  # preempted meanwhile for one before it, or too late
-            # In two of the places in a block there is more to do: the first one needs a block, and the last one fills
-            # it, though the host may know its token only by the next step.
-            at_border = length % block_size <= 1
-            if at_border and not self._grow(seq, length):
-                continue
+            # A block's first place needs the block, and finds the one before it filled: by the last step, not by this
+            # one, for in a step no single token may be seen by another one (see ``kernels.rotary_attention``).
+            if length % block_size == 1 or block_size == 1:
+                if not self._grow(seq, length):
+                    continue
+                if seq.num_computed // block_size > seq.num_committed:
+                    self._commit(seq)
             budget -= 1
             seq.num_computed = length
-            if at_border and length // block_size > seq.num_committed:
-                self._commit(seq)
             decodes.append(seq)
         return decodes, prefills
 
@@ -249,14 +249,15 @@ class Scheduler:
     def _advance(self, seq: Sequence, budget: int, chunks: list[tuple[Sequence, int]]) -> int:
         """Adds the sequence's next chunk, counts it as computed and returns its tokens.
 
-        Blocks that it fills are known from here on, even to sequences of the same step: in every layer, a step
-        writes all keys and values before it reads any.
+        Blocks that it fills are known from here on, even to sequences of the same step: in every layer, chunks' keys
+        and values are written before any are read. A chunk of a single token is computed as a decoding one is, and its
+        block is known from the next step on.
         """
         count = min(seq.total_len - seq.num_computed, budget)
         if count > 1 and self.long_prefill_token_threshold:
             count = min(count, self.long_prefill_token_threshold)
         seq.num_computed += count
-        if seq.num_computed // self.block_size > seq.num_committed:
+        if count > 1 and seq.num_computed // self.block_size > seq.num_committed:
             self._commit(seq)
         chunks.append((seq, count))
         return count

@@ -1,9 +1,11 @@
-"""Attention of single queries over paged keys (Flash-Decoding: Dao et al., 2023), evenly divided whatever the lengths.
+"""Rotation, cache write and attention of single queries over paged keys, in one kernel (Flash-Decoding: Dao et al.,
+2023), evenly divided whatever the lengths.
 
 All sequences' keys are cut into tiles, and the tiles, laid end to end, are dealt out in equal shares to as many
 programs as the GPU holds at once (as in stream-K: Osama et al., 2023). A program whose share begins or ends within a
-sequence leaves a partial result, and a second kernel merges those. Query heads that share a key-value head are computed
-together.
+sequence leaves a partial result; of a sequence's programs the one that ends last merges those. Query heads that share a
+key-value head are computed together. The newest token's key and value are taken from the projection, and written to
+the cache by the program that has the sequence's last tile.
 """
 
 import torch
@@ -11,13 +13,17 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attention_layout import DECODE_TILE, GpuLayout
-from kernels.gpu.float8_cache import match_cache, widen
-from kernels.gpu.launch import dependent_launch, num_multiprocessors, wait_for_previous
+from kernels.gpu.float8_cache import match_cache, split_pairs
+from kernels.gpu.launch import dependent_launch, num_multiprocessors, prefetch
+from kernels.gpu.rotary_kv import pairs, rotate_heads
+from kernels.rotary_kv import HeadNorms
 
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _STAGES = 3
-_FLOAT8_STAGES = 5  # they are half as long
+_FLOAT8_STAGES = 4  # they are half as long
 _MAX_SHARES = 128
+_MOST_COUNTERS = 1 << 16
+_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -33,26 +39,109 @@ def _find_sequence(tiles_ptr, tile, num_decodes, STEPS: tl.constexpr):
     return low - 1
 
 
+@triton.jit
+def _slots(table, index, last, strides, kv_head, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Where the keys of tile ``index`` begin in the cache, [TILE] int64; of tokens after ``last``, anywhere."""
+    token = index * TILE + tl.arange(0, TILE)
+    place = tl.minimum(token, last).to(tl.uint32)  # whose quotients are shifts
+    block = tl.load(table + place // BLOCK_SIZE).to(tl.int64)
+    block_stride, token_stride, head_stride = strides
+    return block * block_stride + (place % BLOCK_SIZE).to(tl.int64) * token_stride + kv_head * head_stride
+
+
+@triton.jit
+def _capped(score, factor, softcap, SOFTCAP: tl.constexpr):
+    """Products as scores to the base 2."""
+    score = score * factor
+    if SOFTCAP:
+        score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
+    return score * _LOG2_E
+
+
+@triton.jit
+def _merge(
+    out_ptr, partial_ptr, stats_ptr, seq, kv_head, first, last,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, SHARES: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Merges what shares ``first`` to ``last`` left of a sequence; ``SHARES`` is a power of two that holds them all."""
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    member = tl.arange(0, GROUP_PAD)
+    head = kv_head * GROUP + member
+    column = tl.arange(0, BLOCK_D)
+    share = first + tl.arange(0, SHARES)
+    all_there = (share <= last)[:, None] & (member < GROUP)[None, :]
+    # In its first share a sequence has the second place.
+    all_at = (share * 2 + tl.where(share == first, 1, 0))[:, None] * HEADS + head[None, :]
+    all_largest = tl.load(stats_ptr + all_at * 2, mask=all_there, other=-1e30, cache_modifier=".cg")
+    largest = tl.max(all_largest, axis=0)
+    weight = tl.load(stats_ptr + all_at * 2 + 1, mask=all_there, other=0.0, cache_modifier=".cg")
+    total_weight = tl.sum(weight * tl.exp2(all_largest - largest[None, :]), axis=0)
+    acc = tl.zeros([GROUP_PAD, BLOCK_D], tl.float32)
+    for begin in range(first, last + 1, AT_ONCE):
+        some = begin + tl.arange(0, AT_ONCE)
+        there = (some <= last)[:, None] & (member < GROUP)[None, :]
+        at = (some * 2 + tl.where(some == first, 1, 0))[:, None] * HEADS + head[None, :]
+        factor = tl.exp2(tl.load(stats_ptr + at * 2, mask=there, other=-1e30, cache_modifier=".cg") - largest[None, :])
+        read = there[:, :, None] & (column < HEAD_DIM)[None, None, :]
+        from_ = partial_ptr + at.to(tl.int64)[:, :, None] * HEAD_DIM + column[None, None, :]
+        part = tl.load(from_, mask=read, other=0.0, cache_modifier=".cg")
+        acc += tl.sum(part * factor[:, :, None], axis=0)
+    out = acc / tl.maximum(total_weight, 1e-30)[:, None]
+    to = out_ptr + (seq * HEADS + head[:, None]) * HEAD_DIM + column[None, :]
+    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=(member < GROUP)[:, None] & (column < HEAD_DIM)[None, :])
+
+
 @triton.jit(do_not_specialize=["num_decodes"])
 def _decode_kernel(
-    query_ptr, key_ptr, value_ptr, out_ptr, partial_ptr, stats_ptr,
+    qkv_ptr, cos_ptr, sin_ptr, slot_ptr, q_norm_ptr, k_norm_ptr, eps, offset,
+    key_ptr, value_ptr, new_key_ptr, new_value_ptr, block_stride, token_stride, head_stride,
+    out_ptr, partial_ptr, stats_ptr, arrived_ptr,
     table_ptr, table_stride, rows_ptr, context_ptr, tiles_ptr, num_decodes, scale, softcap,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    STEPS: tl.constexpr, STAGES: tl.constexpr, COMPILED: tl.constexpr, DEPENDENT: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FLOAT8: tl.constexpr,
+    NORM: tl.constexpr, OFFSET: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr,
+    GROUP_MERGE: tl.constexpr, AT_ONCE: tl.constexpr, COMPILED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    # With FLOAT8, ``key_ptr`` and ``value_ptr`` are to pairs of neighbours; HEAD_DIM and strides count elements.
     GROUP_PAD: tl.constexpr = 16
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    PACK: tl.constexpr = 2 if FLOAT8 else 1
     kv_head = tl.program_id(0)
     share = tl.program_id(1)
     column = tl.arange(0, BLOCK_D)
+    unit = tl.arange(0, BLOCK_D // PACK)
     member = tl.arange(0, GROUP_PAD)
     real = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    wait_for_previous(DEPENDENT)
+    strides = (block_stride // PACK, token_stride // PACK, head_stride // PACK)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
     total = tl.load(tiles_ptr + num_decodes)
-    per_share = tl.cdiv(total, tl.num_programs(1))
+    per_share = tl.maximum(tl.cdiv(total, tl.num_programs(1)), 1)
     tile = share * per_share
     last_tile = tl.minimum(tile + per_share, total)
     seq = _find_sequence(tiles_ptr, tile, num_decodes, STEPS)
+    if DEPENDENT:
+        if tile < last_tile:
+            # The first keys and values are fetched while the kernel before still runs.
+            context = tl.load(context_ptr + seq)
+            table = table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
+            index = tile - tl.load(tiles_ptr + seq)
+            if WINDOW > 0:
+                index = tl.maximum(index, (context - WINDOW) // TILE)
+            at = _slots(table, index, context - 1, strides, kv_head, BLOCK_SIZE, TILE)
+            size = HEAD_DIM * (key_ptr.dtype.element_ty.primitive_bitwidth // 8) // PACK // 16 * 16
+            prefetch(key_ptr + at, size + tl.zeros([TILE], tl.int32))
+            prefetch(value_ptr + at, size + tl.zeros([TILE], tl.int32))
+        tl.extra.cuda.gdc_wait()
+    partner, angle, sign = pairs(column, HALF)
+    q_weight, q_other, k_weight, k_other = column, column, column, column
+    if NORM:
+        inside = (column < HEAD_DIM)[None, :]
+        q_weight = tl.load(q_norm_ptr + column[None, :], mask=inside, other=0.0)
+        q_other = tl.load(q_norm_ptr + partner[None, :], mask=inside, other=0.0)
+        k_weight = tl.load(k_norm_ptr + column[None, :], mask=inside, other=0.0)
+        k_other = tl.load(k_norm_ptr + partner[None, :], mask=inside, other=0.0)
     while tile < last_tile:
         seq_start = tl.load(tiles_ptr + seq)
         seq_end = tl.load(tiles_ptr + seq + 1)
@@ -60,78 +149,102 @@ def _decode_kernel(
         if segment_end > tile:
             context = tl.load(context_ptr + seq)
             table = table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
+            projected = qkv_ptr + seq * (HEADS + 2 * KV_HEADS) * HEAD_DIM
+            rotated = column < 2 * HALF
+            cos = tl.load(cos_ptr + seq * HALF + angle, mask=rotated, other=1.0)[None, :]
+            sin = tl.load(sin_ptr + seq * HALF + angle, mask=rotated, other=0.0)[None, :] * sign[None, :]
             head = kv_head * GROUP + member
-            query_at = (seq * KV_HEADS * GROUP + head[:, None]) * HEAD_DIM + column[None, :]
-            query, factor = match_cache(tl.load(query_ptr + query_at, mask=real, other=0.0), key_ptr)
-            largest = tl.full([GROUP_PAD], -1e30, tl.float32)
-            total_weight = tl.zeros([GROUP_PAD], tl.float32)
-            acc = tl.zeros([GROUP_PAD, BLOCK_D], tl.float32)
+            raw = tl.load(projected + head[:, None] * HEAD_DIM + column[None, :], mask=real, other=0.0)
+            other = tl.load(projected + head[:, None] * HEAD_DIM + partner[None, :], mask=real, other=0.0)
+            query = rotate_heads(raw, other, q_weight, q_other, cos, sin, eps, offset, HEAD_DIM, NORM, OFFSET)
+
+            # The newest token's key and value: the first ones of the softmax, for who has the sequence's last tile.
+            inside = (column < HEAD_DIM)[None, :]
+            at_key = projected + (HEADS + kv_head) * HEAD_DIM
+            raw = tl.load(at_key + column[None, :], mask=inside, other=0.0)
+            other = tl.load(at_key + partner[None, :], mask=inside, other=0.0)
+            new_key = rotate_heads(raw, other, k_weight, k_other, cos, sin, eps, offset, HEAD_DIM, NORM, OFFSET)
+            new_value = tl.load(at_key + KV_HEADS * HEAD_DIM + column[None, :], mask=inside, other=0.0)
+            if FLOAT8:
+                new_key = tl.clamp(new_key.to(tl.float32), -448.0, 448.0)
+                new_value = tl.clamp(new_value.to(tl.float32), -448.0, 448.0)
+            new_key = new_key.to(new_key_ptr.dtype.element_ty)
+            new_value = new_value.to(new_key_ptr.dtype.element_ty)
+            owns = segment_end == seq_end
+            slot = tl.load(slot_ptr + seq)
+            to = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride + kv_head * head_stride
+            stored = inside & (slot >= 0) & owns
+            tl.store(new_key_ptr + to + column[None, :], new_key, mask=stored)
+            tl.store(new_value_ptr + to + column[None, :], new_value, mask=stored)
+            new_score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), axis=1)
+            largest = tl.where(owns, _capped(new_score, scale, softcap, SOFTCAP), -1e30)
+            total_weight = tl.where(owns, 1.0, 0.0) + tl.zeros([GROUP_PAD], tl.float32)
+            acc = tl.where(owns, new_value.to(tl.float32), 0.0) + tl.zeros([GROUP_PAD, BLOCK_D], tl.float32)
+
+            factor = tl.full([GROUP_PAD], 1.0, tl.float32)
+            query_odd, acc_odd = query, acc
+            if FLOAT8:
+                query, factor = match_cache(query, new_key_ptr)
+                query, query_odd = tl.split(tl.reshape(query, [GROUP_PAD, BLOCK_D // 2, 2]))
+                acc, acc_odd = tl.split(tl.reshape(acc, [GROUP_PAD, BLOCK_D // 2, 2]))
+            factor *= scale
             first = tile - seq_start
             if WINDOW > 0:
                 first = tl.maximum(first, (context - WINDOW) // TILE)
             for index in tl.range(first, segment_end - seq_start, num_stages=STAGES):
                 token = index * TILE + tl.arange(0, TILE)
-                visible = token < context
-                place = token.to(tl.uint32)  # whose quotients are shifts
-                block = tl.load(table + place // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
-                slot = block * BLOCK_SIZE + place % BLOCK_SIZE
-                at = (slot[:, None] * KV_HEADS + kv_head) * HEAD_DIM + column[None, :]
-                read = visible[:, None] & (column < HEAD_DIM)[None, :]
-                key = widen(tl.load(key_ptr + at, mask=read, other=0.0), query, COMPILED)
-                score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * factor)[:, None]
-                if SOFTCAP:
-                    score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
+                visible = token < context - 1
+                at = _slots(table, index, context - 1, strides, kv_head, BLOCK_SIZE, TILE)[:, None] + unit[None, :]
+                read = visible[:, None] & (unit < HEAD_DIM // PACK)[None, :]
+                key = tl.load(key_ptr + at, mask=read, other=0)
+                if FLOAT8:
+                    even, odd = split_pairs(key, query.dtype, COMPILED)
+                    score = tl.dot(query, tl.trans(even), input_precision="ieee")
+                    score = tl.dot(query_odd, tl.trans(odd), score, input_precision="ieee")
+                else:
+                    score = tl.dot(query, tl.trans(key), input_precision="ieee")
+                score = _capped(score, factor[:, None], softcap, SOFTCAP)
                 if WINDOW > 0:
                     visible = visible & (token >= context - WINDOW)
-                score = tl.where(visible[None, :], score * 1.4426950408889634, -1e30)
+                score = tl.where(visible[None, :], score, -1e30)
                 new_largest = tl.maximum(largest, tl.max(score, axis=1))
                 shrink = tl.exp2(largest - new_largest)
                 weight = tl.where(visible[None, :], tl.exp2(score - new_largest[:, None]), 0.0)
                 total_weight = total_weight * shrink + tl.sum(weight, axis=1)
-                value = widen(tl.load(value_ptr + at, mask=read, other=0.0), query, COMPILED)
-                acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+                value = tl.load(value_ptr + at, mask=read, other=0)
+                if FLOAT8:
+                    even, odd = split_pairs(value, query.dtype, COMPILED)
+                    weight = weight.to(even.dtype)
+                    acc = tl.dot(weight, even, acc * shrink[:, None], input_precision="ieee")
+                    acc_odd = tl.dot(weight, odd, acc_odd * shrink[:, None], input_precision="ieee")
+                else:
+                    acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
                 largest = new_largest
-            if (tile == seq_start) & (segment_end == seq_end):
+            if FLOAT8:
+                acc = tl.reshape(tl.join(acc, acc_odd), [GROUP_PAD, BLOCK_D])
+            if (tile == seq_start) & owns:
                 out = acc / tl.maximum(total_weight, 1e-30)[:, None]
-                tl.store(out_ptr + query_at, out.to(out_ptr.dtype.element_ty), mask=real)
+                to_out = out_ptr + (seq * HEADS + head[:, None]) * HEAD_DIM + column[None, :]
+                tl.store(to_out, out.to(out_ptr.dtype.element_ty), mask=real)
             else:
                 # A share has at most two unfinished sequences: one that began before it, and one that goes on after it.
                 place = share * 2 + tl.where(tile == seq_start, 1, 0)
-                at_part = (place * KV_HEADS * GROUP + head).to(tl.int64)
+                at_part = (place * HEADS + head).to(tl.int64)
                 tl.store(partial_ptr + at_part[:, None] * HEAD_DIM + column[None, :], acc, mask=real)
                 tl.store(stats_ptr + at_part * 2, largest, mask=member < GROUP)
                 tl.store(stats_ptr + at_part * 2 + 1, total_weight, mask=member < GROUP)
+                tl.debug_barrier()
+                first_share = seq_start // per_share
+                last_share = (seq_end - 1) // per_share
+                counter = arrived_ptr + seq * KV_HEADS + kv_head
+                if tl.atomic_add(counter, 1, sem="acq_rel") == last_share - first_share:
+                    tl.store(counter, 0)
+                    _merge(
+                        out_ptr, partial_ptr, stats_ptr, seq, kv_head, first_share, last_share,
+                        KV_HEADS, GROUP, GROUP_MERGE, HEAD_DIM, BLOCK_D, SHARES, AT_ONCE,
+                    )  # fmt: skip
             tile = segment_end
         seq += 1
-
-
-@triton.jit(do_not_specialize=["num_decodes"])
-def _merge_kernel(
-    out_ptr, partial_ptr, stats_ptr, tiles_ptr, num_decodes, shares,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SHARES: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    seq = tl.program_id(0)
-    head = tl.program_id(1)
-    column = tl.arange(0, BLOCK_D)
-    wait_for_previous(DEPENDENT)
-    per_share = tl.cdiv(tl.load(tiles_ptr + num_decodes), shares)
-    seq_start = tl.load(tiles_ptr + seq)
-    seq_end = tl.load(tiles_ptr + seq + 1)
-    if seq_end > seq_start:
-        first = seq_start // per_share
-        last = (seq_end - 1) // per_share
-        if last > first:
-            share = first + tl.arange(0, SHARES)
-            there = share <= last
-            at = ((share * 2 + tl.where(share == first, 1, 0)) * HEADS + head).to(tl.int64)
-            largest = tl.load(stats_ptr + at * 2, mask=there, other=-1e30)
-            factor = tl.exp2(largest - tl.max(largest))
-            weight = tl.load(stats_ptr + at * 2 + 1, mask=there, other=0.0) * factor
-            read = there[:, None] & (column < HEAD_DIM)[None, :]
-            part = tl.load(partial_ptr + at[:, None] * HEAD_DIM + column[None, :], mask=read, other=0.0)
-            out = tl.sum(part * factor[:, None], axis=0) / tl.maximum(tl.sum(weight), 1e-30)
-            to = out_ptr + (seq * HEADS + head) * HEAD_DIM + column
-            tl.store(to, out.to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
 
 
 def num_shares(kv_heads: int, device: torch.device) -> int:
@@ -140,37 +253,57 @@ def num_shares(kv_heads: int, device: torch.device) -> int:
     return min(max(programs // kv_heads, 1), _MAX_SHARES)
 
 
+_counters: dict[torch.device, torch.Tensor] = {}
+
+
+def _arrived(device: torch.device) -> torch.Tensor:
+    """Counters of ended shares, zero between kernels."""
+    if device not in _counters:
+        _counters[device] = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+    return _counters[device]
+
+
 def decode_attention(
-    query: torch.Tensor,
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     layout: GpuLayout,
     scale: float,
     window: int | None,
     softcap: float | None,
+    norms: HeadNorms | None,
     out: torch.Tensor,
 ) -> None:
-    """Fills ``out[:layout.num_decodes]``; arguments as in ``kernels.attention.paged_attention``."""
-    kv_heads, head_dim = key_cache.shape[2:]
-    heads = query.shape[1]
-    count = layout.num_decodes
-    shares = num_shares(kv_heads, query.device)
-    partial = torch.empty((2 * shares, heads, head_dim), dtype=torch.float32, device=query.device)
-    stats = torch.empty((2 * shares, heads, 2), dtype=torch.float32, device=query.device)
-    dependent = dependent_launch(query.device)
+    """Fills ``out[:layout.num_decodes]``, [tokens, heads, head_dim], and the decoding tokens' slots.
+
+    No sequence may see a token that another one computes in this step. Other arguments as in
+    ``kernels.rotary_attention``, for which ``qkv``, ``cos`` and ``sin`` begin with the decoding tokens.
+    """
+    block_size, kv_heads, head_dim = key_cache.shape[1:]
+    heads = out.shape[1]
+    shares = num_shares(kv_heads, qkv.device)
+    partial = torch.empty((2 * shares, heads, head_dim), dtype=torch.float32, device=qkv.device)
+    stats = torch.empty((2 * shares, heads, 2), dtype=torch.float32, device=qkv.device)
+    dependent = dependent_launch(qkv.device)
+    float8 = key_cache.dtype == torch.float8_e4m3fn
     block_d = max(triton.next_power_of_2(head_dim), 16)
-    stages = _FLOAT8_STAGES if key_cache.dtype == torch.float8_e4m3fn else _STAGES
+    keys, values = (cache.view(torch.int16) if float8 else cache for cache in (key_cache, value_cache))
+    group_merge = triton.next_power_of_2(heads // kv_heads)
+    assert layout.num_decodes * kv_heads <= _MOST_COUNTERS
     _decode_kernel[(kv_heads, shares)](
-        query, key_cache, value_cache, out, partial, stats,
+        qkv, cos, sin, layout.slot_mapping, norms.query if norms else qkv, norms.key if norms else qkv,
+        norms.eps if norms else 0.0, norms.offset if norms else 0.0,
+        keys, values, key_cache, value_cache, *key_cache.stride()[:3],
+        out, partial, stats, _arrived(qkv.device),
         layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, layout.decode_tiles,
-        count, scale, softcap or 0.0,
-        KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
-        BLOCK_SIZE=key_cache.shape[1], TILE=DECODE_TILE, WINDOW=window or 0, SOFTCAP=softcap is not None,
+        layout.num_decodes, scale, softcap or 0.0,
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[-1], BLOCK_D=block_d,
+        BLOCK_SIZE=block_size, TILE=DECODE_TILE, WINDOW=window or 0, SOFTCAP=softcap is not None, FLOAT8=float8,
+        NORM=norms is not None, OFFSET=norms is not None and norms.offset != 0,
         STEPS=11,  # enough for 1,024 sequences
-        STAGES=stages, COMPILED=query.is_cuda, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
-    )  # fmt: skip
-    _merge_kernel[(count, heads)](
-        out, partial, stats, layout.decode_tiles, count, shares,
-        HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=block_d, SHARES=triton.next_power_of_2(shares),
-        DEPENDENT=dependent, num_warps=4, launch_pdl=dependent,
+        STAGES=_FLOAT8_STAGES if float8 else _STAGES, SHARES=triton.next_power_of_2(shares), GROUP_MERGE=group_merge,
+        AT_ONCE=max(4096 // (group_merge * block_d), 1), COMPILED=qkv.is_cuda, DEPENDENT=dependent,
+        num_warps=4, launch_pdl=dependent,
     )  # fmt: skip

@@ -7,11 +7,14 @@ and values are widened to float16, whatever 16-bit type the queries have, and th
 import triton
 import triton.language as tl
 
-_WIDEN_FOUR: tl.constexpr = tl.constexpr("""{
-    .reg .b16 low, high;
-    mov.b32 {low, high}, $2;
-    cvt.rn.f16x2.e4m3x2 $0, low;
-    cvt.rn.f16x2.e4m3x2 $1, high;
+_SPLIT_FOUR: tl.constexpr = tl.constexpr("""{
+    .reg .b16 first, second;
+    .reg .b32 wide_first, wide_second;
+    mov.b32 {first, second}, $2;
+    cvt.rn.f16x2.e4m3x2 wide_first, first;
+    cvt.rn.f16x2.e4m3x2 wide_second, second;
+    prmt.b32 $0, wide_first, wide_second, 0x5410;
+    prmt.b32 $1, wide_first, wide_second, 0x7632;
 }""")
 
 
@@ -37,14 +40,22 @@ def match_cache(query, key_ptr):
 
 
 @triton.jit
-def widen(x, query, COMPILED: tl.constexpr):
-    """Keys or values from the cache in the dtype of the matched queries.
+def split_pairs(pairs, dtype: tl.constexpr, COMPILED: tl.constexpr):
+    """Keys or values, read from the cache two neighbours at a time, widened: (first ones, second ones).
 
-    ``COMPILED``: not in the interpreter. Assembly that is called impure stays where it is. A plain conversion would be
-    moved behind the exchange between threads that follows, which then reads transposed values byte by byte.
+    Pairs go from shared memory to where the matrix units want them as 16-bit numbers do, transposed or not, and are
+    taken apart there: single bytes could not be, and widened ones would have to be stored once more.
+
+    Args:
+        pairs: int16.
+        dtype: of the result.
+        COMPILED: not in the interpreter, which knows no assembly.
     """
-    if COMPILED and x.dtype == tl.float8e4nv and query.dtype == tl.float16:
-        wide = tl.inline_asm_elementwise(_WIDEN_FOUR, "=r,=r,r", [x], dtype=tl.float16, is_pure=False, pack=4)
+    if COMPILED and dtype == tl.float16:
+        first, second = tl.inline_asm_elementwise(
+            _SPLIT_FOUR, "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
     else:
-        wide = x.to(query.dtype)
-    return wide
+        first = (pairs & 0xFF).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(dtype)
+        second = ((pairs >> 8) & 0xFF).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    return first, second

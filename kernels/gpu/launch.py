@@ -33,3 +33,13 @@ def wait_for_previous(DEPENDENT: tl.constexpr):
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(ptr, size):
+    """Asks for ``size`` bytes from each pointer on, both multiples of 16, into the L2 cache; reads nothing, and may be
+    called before ``wait_for_previous`` for what is written meanwhile."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [ptr, size], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip

@@ -15,19 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.launch import dependent_launch, num_multiprocessors, wait_for_previous
+from kernels.gpu.launch import dependent_launch, num_multiprocessors, prefetch, wait_for_previous
 
 MAX_ROWS = 64
 _GATES = {None: 0, "silu": 1, "gelu_tanh": 2}  # by activation
-
-
-@triton.jit
-def _prefetch(ptr, size):
-    """Asks for ``size`` bytes from each pointer on, both multiples of 16, into the L2 cache; reads nothing."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [ptr, size], dtype=tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -94,9 +85,9 @@ def _skinny_kernel(
         size = count * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8) // 16 * 16
         if size > 0:
             sizes = size + tl.zeros([BLOCK_OUT, 1], tl.int32)
-            _prefetch(weight_row + start, sizes)
+            prefetch(weight_row + start, sizes)
             if GATE:
-                _prefetch(up_row + start, sizes)
+                prefetch(up_row + start, sizes)
         tl.extra.cuda.gdc_wait()
     else:
         wait_for_previous(DEPENDENT)

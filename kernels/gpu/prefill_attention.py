@@ -51,10 +51,10 @@ def _attend_tile(
     return acc, total_weight, new_largest
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(do_not_specialize=["num_tiles", "num_decodes"])
 def _prefill_kernel(
     query_ptr, key_ptr, value_ptr, out_ptr, table_ptr, table_stride, rows_ptr, context_ptr, starts_ptr,
-    tiles_ptr, num_tiles, scale, softcap,
+    tiles_ptr, num_tiles, num_decodes, scale, softcap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -69,6 +69,7 @@ def _prefill_kernel(
     begin = tl.load(tiles_ptr + num_tiles + which)
     start = tl.load(starts_ptr + seq)
     count = tl.load(starts_ptr + seq + 1) - start
+    start -= num_decodes
     context = tl.load(context_ptr + seq)
     table = table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
     within = begin + tl.arange(0, QUERIES)
@@ -118,7 +119,10 @@ def prefill_attention(
     softcap: float | None,
     out: torch.Tensor,
 ) -> None:
-    """Fills ``out[layout.num_decodes:]``; arguments as in ``kernels.attention.paged_attention``."""
+    """Fills ``out``, of the sequences with several tokens only, as ``query`` is; their keys are in the cache already.
+
+    Other arguments as in ``kernels.attention.paged_attention``.
+    """
     kv_heads, head_dim = key_cache.shape[2:]
     heads = query.shape[1]
     num_tiles = layout.prefill_tiles.shape[1]
@@ -127,7 +131,7 @@ def prefill_attention(
     _prefill_kernel[(heads, num_tiles)](
         query, key_cache, value_cache, out,
         layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, layout.query_starts,
-        layout.prefill_tiles, num_tiles, scale, softcap or 0.0,
+        layout.prefill_tiles, num_tiles, layout.num_decodes, scale, softcap or 0.0,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
         BLOCK_SIZE=key_cache.shape[1], QUERIES=PREFILL_TILE, TILE=32 if wide or query.dtype == torch.float32 else 64,
         WINDOW=window or 0, SOFTCAP=softcap is not None, STAGES=2 if query.dtype == torch.float32 else 3,

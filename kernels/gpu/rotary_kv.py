@@ -5,8 +5,42 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import dependent_launch, wait_for_previous
+from kernels.rotary_kv import HeadNorms
 
 _HEADS = 8  # heads of one token in each program
+
+
+@triton.jit
+def pairs(column, HALF: tl.constexpr):
+    """Of each element of a head, its partner in the rotated pair, the index of the pair's angle, and the sign of the
+    partner's part; elements from ``2 * HALF`` on are not rotated."""
+    partner = tl.where(column < HALF, column + HALF, tl.where(column < 2 * HALF, column - HALF, column))
+    return partner, tl.where(column < HALF, column, column - HALF), tl.where(column < HALF, -1.0, 1.0)
+
+
+@triton.jit
+def rotate_heads(
+    raw, other_raw, weight, other_weight, cos, sin, eps, offset,
+    HEAD_DIM: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotation of heads, [heads, BLOCK_D], of which elements beyond ``HEAD_DIM`` are zero.
+
+    Args:
+        raw, other_raw: the heads, and the partners of their elements.
+        weight, other_weight: of the norm, the same; unused without ``NORM``.
+        cos, sin: [1, BLOCK_D] float32 of each element's pair, the sign included.
+    """
+    x, other = raw.to(tl.float32), other_raw.to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
+        if OFFSET:
+            normed = x * scale * (offset + weight.to(tl.float32))
+            other_normed = other * scale * (offset + other_weight.to(tl.float32))
+        else:
+            normed = (x * scale).to(raw.dtype) * weight
+            other_normed = (other * scale).to(raw.dtype) * other_weight
+        x, other = normed.to(raw.dtype).to(tl.float32), other_normed.to(raw.dtype).to(tl.float32)
+    return (x * cos + other * sin).to(raw.dtype)
 
 
 @triton.jit
@@ -19,10 +53,7 @@ def _rotary_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, BLOCK_D)
-    # The other element of each rotated pair, and the index of the pair's angle.
-    partner = tl.where(column < HALF, column + HALF, tl.where(column < 2 * HALF, column - HALF, column))
-    angle = tl.where(column < HALF, column, column - HALF)
-    sign = tl.where(column < HALF, -1.0, 1.0)
+    partner, angle, sign = pairs(column, HALF)
     rotated = column < 2 * HALF
     is_query = (head < QUERY_HEADS)[:, None]
     is_value = (head >= QUERY_HEADS + KV_HEADS)[:, None]
@@ -33,9 +64,8 @@ def _rotary_kv_kernel(
     source = qkv_ptr + token * (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM + head[:, None] * HEAD_DIM
     raw = tl.load(source + column[None, :], mask=inside, other=0.0)
     other_raw = tl.load(source + partner[None, :], mask=inside, other=0.0)
-    x, other = raw.to(tl.float32), other_raw.to(tl.float32)
+    weight, other_weight = raw, other_raw
     if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
         real = (column < HEAD_DIM)[None, :]
         q_weight = tl.load(q_norm_ptr + column[None, :], mask=real, other=0.0)
         k_weight = tl.load(k_norm_ptr + column[None, :], mask=real, other=0.0)
@@ -43,18 +73,10 @@ def _rotary_kv_kernel(
         k_other = tl.load(k_norm_ptr + partner[None, :], mask=real, other=0.0)
         weight = tl.where(is_query, q_weight, k_weight)
         other_weight = tl.where(is_query, q_other, k_other)
-        if OFFSET:
-            normed = x * scale * (offset + weight.to(tl.float32))
-            other_normed = other * scale * (offset + other_weight.to(tl.float32))
-        else:
-            normed = (x * scale).to(raw.dtype) * weight
-            other_normed = (other * scale).to(raw.dtype) * other_weight
-        x = tl.where(is_value, x, normed.to(raw.dtype).to(tl.float32))
-        other = tl.where(is_value, other, other_normed.to(raw.dtype).to(tl.float32))
-    cos = tl.load(cos_ptr + token * HALF + angle, mask=rotated, other=1.0)
-    sin = tl.load(sin_ptr + token * HALF + angle, mask=rotated, other=0.0)
-    turned = x * cos[None, :] + other * (sin * sign)[None, :]
-    out = tl.where(is_value, x, turned).to(raw.dtype)
+    cos = tl.load(cos_ptr + token * HALF + angle, mask=rotated, other=1.0)[None, :]
+    sin = tl.load(sin_ptr + token * HALF + angle, mask=rotated, other=0.0)[None, :] * sign[None, :]
+    turned = rotate_heads(raw, other_raw, weight, other_weight, cos, sin, eps, offset, HEAD_DIM, NORM, OFFSET)
+    out = tl.where(is_value, raw, turned)
 
     to_query = query_ptr + (token * QUERY_HEADS + head[:, None]) * HEAD_DIM + column[None, :]
     tl.store(to_query, out, mask=inside & is_query)
@@ -75,10 +97,7 @@ def rotary_kv(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    offset: float,
+    norms: HeadNorms | None,
 ) -> torch.Tensor:
     """See ``kernels.rotary_kv.rotary_kv``."""
     tokens, width = qkv.shape
@@ -88,10 +107,12 @@ def rotary_kv(
     if tokens:
         dependent = dependent_launch(qkv.device)
         _rotary_kv_kernel[(tokens, triton.cdiv(width // head_dim, _HEADS))](
-            qkv, cos, sin, slot_mapping, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
-            query, key_cache, value_cache, eps, offset,
+            qkv, cos, sin, slot_mapping, norms.query if norms else qkv, norms.key if norms else qkv,
+            query, key_cache, value_cache,
+            norms.eps if norms else 0.0, norms.offset if norms else 0.0,
             QUERY_HEADS=query_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[-1],
-            NORM=q_norm is not None, OFFSET=offset != 0, HEADS=_HEADS, BLOCK_D=triton.next_power_of_2(head_dim),
+            NORM=norms is not None, OFFSET=norms is not None and norms.offset != 0,
+            HEADS=_HEADS, BLOCK_D=triton.next_power_of_2(head_dim),
             DEPENDENT=dependent, launch_pdl=dependent,
         )  # fmt: skip
     return query

@@ -52,6 +52,7 @@ class FakeRunner:
         assert plan.counts == sorted(plan.counts, key=lambda count: count > 1), "single tokens must come first"
         contexts = []
         written: set[int] = set()
+        singles: dict[int, int] = {}  # slots written by sequences with a single token, and their rows
         offset = 0
         for row, start, count, table in zip(plan.rows, plan.starts, plan.counts, plan.block_tables, strict=True):
             assert len(set(table)) == len(table), "a block stands twice in one table"
@@ -62,9 +63,14 @@ class FakeRunner:
                 slot = table[position // self.block_size] * self.block_size + position % self.block_size
                 assert slot not in written, "two tokens of one step go to the same slot"
                 written.add(slot)
+                if count == 1:
+                    singles[slot] = row
                 self.cache[slot] = token
                 offset += 1
             contexts.append((table, start + count))
+        for row, (table, length) in zip(plan.rows, contexts[: len(singles)], strict=False):
+            for slot in (table[i // self.block_size] * self.block_size + i % self.block_size for i in range(length)):
+                assert singles.get(slot, row) == row, "a single token sees another one of its step"
         ids = []
         for index in plan.samples:
             table, length = contexts[index]

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from kernels import activation as activations
 from kernels import awq_linear, fp8_quantize, norm, rotary_kv, sampling
-from kernels.attention import HostLayout, paged_attention
+from kernels.attention import HostLayout
 from kernels.experts import experts_mlp
 from kernels.float8 import saturate
 from kernels.fp8_linear import fp8_product
@@ -24,10 +24,10 @@ from kernels.gpu import norm as gpu_norm
 from kernels.gpu import rotary_kv as gpu_rotary_kv
 from kernels.gpu import sampling as gpu_sampling
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
-from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.fp8_linear import scaled_mm
 from kernels.gpu.linear import Shape, skinny_linear
-from kernels.gpu.prefill_attention import prefill_attention
+from kernels.rotary_attention import rotary_attention
+from kernels.rotary_kv import HeadNorms
 
 # Of results in half precision, relative to the norm; the interpreter's bf16 products are wrong.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])
@@ -87,14 +87,12 @@ def test_rotary_kv(
     qkv = random(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     angles = torch.rand(tokens, rotated // 2) * 6
     cos, sin = angles.cos(), angles.sin()
-    norms = (None, None) if normed is None else (random(head_dim, dtype=dtype), random(head_dim, dtype=dtype))
+    norms = None if normed is None else HeadNorms(*random(2, head_dim, dtype=dtype), 1e-5, normed)
     caches = torch.zeros(2, 3, 16, kv_heads, head_dim, dtype=dtype)
-    want = rotary_kv.rotary_kv(qkv, cos, sin, *caches, slots, *norms, 1e-5, normed or 0.0)
+    want = rotary_kv.rotary_kv(qkv, cos, sin, *caches, slots, norms)
     found_caches = torch.zeros_like(caches).to(DEVICE)
-    on_device = [None if weight is None else weight.to(DEVICE) for weight in norms]
-    found = gpu_rotary_kv.rotary_kv(
-        *to(qkv, cos, sin), *found_caches, slots.to(DEVICE), *on_device, 1e-5, normed or 0.0
-    )
+    on_device = norms and HeadNorms(*to(norms.query, norms.key), norms.eps, norms.offset)
+    found = gpu_rotary_kv.rotary_kv(*to(qkv, cos, sin), *found_caches, slots.to(DEVICE), on_device)
     assert_near(found, want, dtype)
     assert_near(found_caches, caches, dtype)
 
@@ -112,7 +110,7 @@ def test_rotary_kv_saturates_in_float8(dtype: torch.dtype, exact: bool) -> None:
     want = rotary_kv.rotary_kv(qkv, cos, sin, *caches, slots)
     found_caches = torch.zeros_like(caches).to(DEVICE)
     on_device = to(qkv, cos, sin)
-    found = gpu_rotary_kv.rotary_kv(*on_device, *found_caches, slots.to(DEVICE), None, None, 0.0, 0.0)
+    found = gpu_rotary_kv.rotary_kv(*on_device, *found_caches, slots.to(DEVICE), None)
     assert_near(found, want, dtype)
     assert found_caches.float().abs().max() == 448
     if exact:
@@ -125,7 +123,7 @@ def test_rotary_kv_stores_nothing_at_negative_slots() -> None:
     cache = torch.zeros(2, 1, 16, 1, 16).to(DEVICE)
     angles = torch.zeros(2, 8).to(DEVICE)
     slots = torch.tensor([-1, 3]).to(DEVICE)
-    gpu_rotary_kv.rotary_kv(torch.ones(2, 48).to(DEVICE), angles, angles, *cache, slots, None, None, 0.0, 0.0)
+    gpu_rotary_kv.rotary_kv(torch.ones(2, 48).to(DEVICE), angles, angles, *cache, slots, None)
     assert cache.view(2, 16, 16).sum(dim=-1).nonzero().tolist() == [[1, 3]]  # the key is rotated by cos = sin = 0
 
 
@@ -133,13 +131,23 @@ class PagedCase:
     """Sequences with the given (query, context) lengths over a randomly ordered pool; decodes first."""
 
     def __init__(
-        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, unused: int,
-        float8: bool = False,
+        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
+        unused: int = 0, float8: bool = False, normed: bool = False,
     ) -> None:  # fmt: skip
         block_size = 16
         tables = [-(-context // block_size) for _, context in lengths]
         blocks = torch.randperm(sum(tables) + 2).tolist()
-        self.query = random(sum(count for count, _ in lengths), heads, head_dim, dtype=dtype)
+        self.head_dim, tokens = head_dim, sum(count for count, _ in lengths)
+        self.qkv = random(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+        angles = torch.rand(tokens, head_dim // 2) * 6
+        self.cos, self.sin = angles.cos(), angles.sin()
+        if float8 and DEVICE.type == "cpu":  # the interpreter rounds wrongly: only what float8 holds exactly
+            self.qkv, self.cos, self.sin = saturate(self.qkv).to(dtype), angles.cos().round(), angles.sin().round()
+            self.cos = torch.where(self.sin == 0, 1.0, 0.0)
+        self.norms = None
+        if normed:
+            weights = random(2, head_dim, dtype=dtype)
+            self.norms = HeadNorms(weights[0], weights[1], 1e-5, 1.0)
         self.caches = random(2, len(blocks), block_size, kv_heads, head_dim, dtype=dtype)
         if float8:
             self.caches = saturate(self.caches)
@@ -147,7 +155,13 @@ class PagedCase:
         width = max(tables)
         padded = torch.tensor([table + [0] * (width - len(table)) for table in taken])
         counts, contexts = [count for count, _ in lengths], [context for _, context in lengths]
-        slots = torch.zeros(len(self.query), dtype=torch.int64)
+        slots = torch.tensor(
+            [
+                table[position // block_size] * block_size + position % block_size
+                for table, (count, context) in zip(taken, lengths, strict=True)
+                for position in range(context - count, context)
+            ]
+        )
         self.host = HostLayout(slots, padded, tuple(counts), tuple(contexts), block_size, block_size)
         decodes = sum(count == 1 for count in counts)
         rows = torch.randperm(len(lengths) + 3)[: len(lengths)]
@@ -172,21 +186,27 @@ class PagedCase:
             torch.tensor(prefill).reshape(-1, 2).T.contiguous(),
         ]
         table, row, context, tile, start, prefill_tiles = (value.int().to(DEVICE) for value in ints)
-        self.layout = GpuLayout(slots.to(DEVICE), table, row, context, tile, decodes + unused, start, prefill_tiles)
         self.used = torch.repeat_interleave(used, all_counts)
-        self.padded_query = torch.zeros(len(self.used), heads, head_dim, dtype=dtype)
-        self.padded_query[self.used] = self.query
+        self.layout = GpuLayout(
+            self.padded(slots, -1), table, row, context, tile, decodes + unused, start, prefill_tiles
+        )
+
+    def padded(self, values: torch.Tensor, filling: int = 0) -> torch.Tensor:
+        """A row for each token, and one for each place that is not in use, on the device."""
+        padded = torch.full((len(self.used), *values.shape[1:]), filling, dtype=values.dtype)
+        padded[self.used] = values
+        return padded.to(DEVICE)
 
     def check(self, window: int | None = None, softcap: float | None = None) -> None:
-        scale = self.query.shape[-1] ** -0.5
-        want = paged_attention(self.query, *self.caches, self.host, scale, window, softcap)
-        out = torch.full_like(self.padded_query, torch.nan).to(DEVICE)
-        query, caches = to(self.padded_query, self.caches)
-        if self.layout.num_decodes:
-            decode_attention(query, *caches, self.layout, scale, window, softcap, out)
-        if self.layout.prefill_tiles.shape[1]:
-            prefill_attention(query, *caches, self.layout, scale, window, softcap, out)
-        assert_near(out[self.used.to(DEVICE)], want, self.query.dtype)
+        rules = self.head_dim**-0.5, window, softcap
+        caches = self.caches.clone().to(DEVICE)
+        want = rotary_attention(self.qkv, self.cos, self.sin, *self.caches, self.host, *rules, self.norms)
+        norms = self.norms and HeadNorms(*to(self.norms.query, self.norms.key), self.norms.eps, self.norms.offset)
+        given = [self.padded(values) for values in (self.qkv, self.cos, self.sin)]
+        for _ in range(2):  # the counters are left as they were found
+            found = rotary_attention(*given, *caches, self.layout, *rules, norms)
+            assert_near(found[self.used.to(DEVICE)], want, self.qkv.dtype)
+            assert_near(caches.float(), self.caches.float(), self.qkv.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -199,18 +219,22 @@ def test_decode_attention(dtype: torch.dtype, window: int | None, softcap: float
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 24), (16, 1, 128)])
 def test_decode_attention_shapes(heads: int, kv_heads: int, head_dim: int) -> None:
-    PagedCase([(1, 90), (1, 200)], heads, kv_heads, head_dim, torch.float16, 0).check()
+    PagedCase([(1, 90), (1, 200)], heads, kv_heads, head_dim, torch.float16).check()
+
+
+def test_decode_attention_normalises_heads() -> None:
+    PagedCase([(1, 90), (1, 1), (3, 17)], 8, 2, 64, torch.float16, 1, normed=True).check()
 
 
 def test_one_long_sequence_is_divided() -> None:
-    PagedCase([(1, 1500)], 4, 2, 32, torch.float32, 0).check()
+    PagedCase([(1, 1500), (1, 40)], 4, 2, 32, torch.float32).check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, None), (None, 5.0), (150, 5.0)])
 def test_prefill_attention(dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
     lengths = [(2, 2), (40, 200), (130, 130), (300, 333), (5, 260)]
-    PagedCase(lengths, 4, 2, 16, dtype, 0).check(window, softcap)
+    PagedCase(lengths, 4, 2, 16, dtype).check(window, softcap)
 
 
 def test_mixed_attention() -> None:

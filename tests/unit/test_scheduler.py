@@ -96,6 +96,42 @@ def test_sequences_of_one_step_share_their_prefix():
         assert outputs[seq] == oracle(list(seq.tokens[:9]), 3)
 
 
+class CommitsDecodesAtOnce(Scheduler):
+    def _plan_decodes(self) -> tuple[list[Sequence], list[Sequence]]:
+        decodes, prefills = super()._plan_decodes()
+        for seq in decodes:
+            self._commit(seq)
+        return decodes, prefills
+
+
+@pytest.mark.parametrize("scheduler_class", [Scheduler, CommitsDecodesAtOnce])
+def test_no_single_token_of_a_step_sees_another_one(scheduler_class):
+    """Of sequences that arrive at any moment and lack one token of what another one has just generated."""
+
+    def run() -> None:
+        for arrival in range(14):
+            pool = BlockPool(32)
+            engine = Engine(scheduler_class(pool, 4, 4, 64), FakeRunner(32, 4, 4, 64), False)
+            engine.add(make_sequence([1, 2, 3], 14))
+            for _ in range(arrival):
+                engine.step()
+            text = [1, 2, 3, *oracle([1, 2, 3], 14)]
+            late = [make_sequence(text[:length], 2) for length in (5, 9, 13)]
+            for seq in late:
+                engine.add(seq)
+            while engine.has_unfinished:
+                engine.step()
+            for seq in late:
+                prompt, output = seq.tokens[: seq.num_prompt_tokens], seq.tokens[seq.num_prompt_tokens :]
+                assert list(output) == oracle(list(prompt), 2)
+
+    if scheduler_class is Scheduler:
+        run()
+    else:
+        with pytest.raises(AssertionError, match="a single token sees another one"):
+            run()
+
+
 def test_decodes_go_first_and_long_prompts_come_in_chunks():
     engine = make_engine(num_blocks=64, max_num_seqs=4, budget=10)
     decoding = make_sequence([1, 2], 50)

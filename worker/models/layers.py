@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kernels.attention import AttentionBatch, paged_attention
+from kernels.attention import AttentionBatch
 from kernels.linear import linear
 from kernels.norm import add_rms_norm, rms_norm
-from kernels.rotary_kv import rotary_kv
+from kernels.rotary_attention import rotary_attention
+from kernels.rotary_kv import HeadNorms
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.models.linear_weights import Cut, make_weights, quantization_of
@@ -169,20 +170,17 @@ class Attention(nn.Module):
         )
         self.qkv_proj = Linear(config.hidden_size, parts, config.qkv_bias, quantization=input_form)
         self.o_proj = Linear(query[0], output, config.o_bias, query[1], parallel, output_form)
-        self.eps, self.norm_offset = config.rms_norm_eps, norm_offset
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
 
     def forward(self, x: torch.Tensor, angles: Angles, cache: KVCache, batch: AttentionBatch) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]; writes the tokens' keys and values into the cache."""
-        key_cache, value_cache = cache.layer(self.layer)
-        cos, sin = angles
-        query = rotary_kv(
-            self.qkv_proj(x), cos, sin, key_cache, value_cache, batch.slot_mapping,
-            None if self.q_norm is None else self.q_norm.weight, None if self.k_norm is None else self.k_norm.weight,
-            self.eps, self.norm_offset,
-        )  # fmt: skip
-        attended = paged_attention(query, key_cache, value_cache, batch, self.scale, self.window, self.softcap)
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
+        attended = rotary_attention(
+            self.qkv_proj(x), *angles, *cache.layer(self.layer), batch, self.scale, self.window, self.softcap, norms
+        )
         return self.o_proj(attended.flatten(1))
 
 
