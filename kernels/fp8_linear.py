@@ -3,25 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from kernels.activation import GATED
 from kernels.float8 import has_float8, widen
-from kernels.fp8_quantize import quantize_per_token
-
-
-def fp8_linear(
-    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """``x @ (weight * weight_scale).T + bias``, with ``x`` quantized token by token and the sums taken in float32.
-
-    Args:
-        x: [tokens, in].
-        weight: [out, in] float8_e4m3fn.
-        weight_scale: [out] or [1], float32.
-        bias: [out], or None.
-
-    Returns:
-        [tokens, out], the dtype of ``x``, rounded once.
-    """
-    return fp8_product(*quantize_per_token(x), weight, weight_scale, x.dtype, bias)
 
 
 def fp8_product(
@@ -32,15 +15,17 @@ def fp8_product(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``fp8_linear`` of activations that are quantized already.
+    """``(values * scale) @ (weight * weight_scale).T + bias``, with the sums taken in float32.
 
     Args:
         values, scale: [tokens, in] float8_e4m3fn and [tokens, 1] float32, see ``kernels.fp8_quantize``.
-        weight, weight_scale, bias: as in ``fp8_linear``.
+        weight: [out, in] float8_e4m3fn.
+        weight_scale: [out] or [1], float32.
         dtype: of the result.
+        bias: [out], or None.
 
     Returns:
-        [tokens, out] in ``dtype``; on a GPU, float16 is rounded to bfloat16 on its way.
+        [tokens, out] in ``dtype``, rounded once; on a GPU, float16 is rounded to bfloat16 on its way.
     """
     if has_float8(values.device) and dtype != torch.float32:
         from kernels.gpu.fp8_linear import fits, scaled_mm
@@ -53,3 +38,25 @@ def fp8_product(
             return scaled_mm(values, scale, weight, weight_scale, dtype, bias)
     y = F.linear(widen(values, torch.float32), widen(weight, torch.float32)) * scale * weight_scale
     return (y if bias is None else y + bias.float()).to(dtype)
+
+
+def fp8_gated_product(
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None,
+    activation: str,
+) -> torch.Tensor:
+    """``act(gate) * up`` of ``gate, up = fp8_product(...)``, the halves of its outputs: [tokens, out / 2].
+
+    ``activation`` is a name in ``kernels.activation.GATED``; the rest as in ``fp8_product``.
+    """
+    if has_float8(values.device) and dtype != torch.float32:
+        from kernels.gpu.linear import MAX_ROWS, skinny_linear
+
+        if len(values) <= MAX_ROWS:
+            scales = scale.flatten(), weight_scale.expand(weight.shape[0]).contiguous()
+            return skinny_linear(values, weight, bias, activation, scales, dtype)
+    return GATED[activation](fp8_product(values, scale, weight, weight_scale, dtype, bias))

@@ -18,9 +18,10 @@ from kernels.gpu.launch import dependent_launch, num_multiprocessors, prefetch
 from kernels.gpu.rotary_kv import pairs, rotate_heads
 from kernels.rotary_kv import HeadNorms
 
+# By the bytes of a cached number. Half of the stages are the block tables', which are read ahead of the keys.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
-_STAGES = 3
-_FLOAT8_STAGES = 4  # they are half as long
+_STAGES = {1: 5, 2: 5, 4: 3}
+_KEYS = {1: 128, 2: 64, 4: 64}  # that are read at once
 _MAX_SHARES = 128
 _MOST_COUNTERS = 1 << 16
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -40,9 +41,8 @@ def _find_sequence(tiles_ptr, tile, num_decodes, STEPS: tl.constexpr):
 
 
 @triton.jit
-def _slots(table, index, last, strides, kv_head, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Where the keys of tile ``index`` begin in the cache, [TILE] int64; of tokens after ``last``, anywhere."""
-    token = index * TILE + tl.arange(0, TILE)
+def _places(table, token, last, strides, kv_head, BLOCK_SIZE: tl.constexpr):
+    """Where the tokens' keys begin in the cache, [tokens] int64; of those after ``last``, where that one's does."""
     place = tl.minimum(token, last).to(tl.uint32)  # whose quotients are shifts
     block = tl.load(table + place // BLOCK_SIZE).to(tl.int64)
     block_stride, token_stride, head_stride = strides
@@ -99,9 +99,10 @@ def _decode_kernel(
     out_ptr, partial_ptr, stats_ptr, arrived_ptr,
     table_ptr, table_stride, rows_ptr, context_ptr, tiles_ptr, num_decodes, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FLOAT8: tl.constexpr,
-    NORM: tl.constexpr, OFFSET: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr,
-    GROUP_MERGE: tl.constexpr, AT_ONCE: tl.constexpr, COMPILED: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    FLOAT8: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr,
+    SHARES: tl.constexpr, GROUP_MERGE: tl.constexpr, AT_ONCE: tl.constexpr, COMPILED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     # With FLOAT8, ``key_ptr`` and ``value_ptr`` are to pairs of neighbours; HEAD_DIM and strides count elements.
     GROUP_PAD: tl.constexpr = 16
@@ -122,17 +123,19 @@ def _decode_kernel(
     last_tile = tl.minimum(tile + per_share, total)
     seq = _find_sequence(tiles_ptr, tile, num_decodes, STEPS)
     if DEPENDENT:
-        if tile < last_tile:
+        ALIGNED: tl.constexpr = HEAD_DIM * new_key_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0
+        if ALIGNED and tile < last_tile:
             # The first keys and values are fetched while the kernel before still runs.
             context = tl.load(context_ptr + seq)
             table = table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
             index = tile - tl.load(tiles_ptr + seq)
             if WINDOW > 0:
                 index = tl.maximum(index, (context - WINDOW) // TILE)
-            at = _slots(table, index, context - 1, strides, kv_head, BLOCK_SIZE, TILE)
-            size = HEAD_DIM * (key_ptr.dtype.element_ty.primitive_bitwidth // 8) // PACK // 16 * 16
-            prefetch(key_ptr + at, size + tl.zeros([TILE], tl.int32))
-            prefetch(value_ptr + at, size + tl.zeros([TILE], tl.int32))
+            token = index * TILE + tl.arange(0, TILE)
+            at = _places(table, token, context - 1, strides, kv_head, BLOCK_SIZE)
+            sizes = tl.full([TILE], HEAD_DIM * new_key_ptr.dtype.element_ty.primitive_bitwidth // 8, tl.int32)
+            prefetch(key_ptr + at, sizes)
+            prefetch(value_ptr + at, sizes)
         tl.extra.cuda.gdc_wait()
     partner, angle, sign = pairs(column, HALF)
     q_weight, q_other, k_weight, k_other = column, column, column, column
@@ -188,13 +191,14 @@ def _decode_kernel(
                 query, query_odd = tl.split(tl.reshape(query, [GROUP_PAD, BLOCK_D // 2, 2]))
                 acc, acc_odd = tl.split(tl.reshape(acc, [GROUP_PAD, BLOCK_D // 2, 2]))
             factor *= scale
-            first = tile - seq_start
+            first = (tile - seq_start) * TILE
+            end = tl.minimum((segment_end - seq_start) * TILE, context - 1)
             if WINDOW > 0:
-                first = tl.maximum(first, (context - WINDOW) // TILE)
-            for index in tl.range(first, segment_end - seq_start, num_stages=STAGES):
-                token = index * TILE + tl.arange(0, TILE)
-                visible = token < context - 1
-                at = _slots(table, index, context - 1, strides, kv_head, BLOCK_SIZE, TILE)[:, None] + unit[None, :]
+                first = tl.maximum(first, (context - WINDOW) // TILE * TILE)
+            for start in tl.range(first, end, KEYS, num_stages=STAGES):
+                token = start + tl.arange(0, KEYS)
+                visible = token < end
+                at = _places(table, token, end - 1, strides, kv_head, BLOCK_SIZE)[:, None] + unit[None, :]
                 read = visible[:, None] & (unit < HEAD_DIM // PACK)[None, :]
                 key = tl.load(key_ptr + at, mask=read, other=0)
                 if FLOAT8:
@@ -283,11 +287,12 @@ def decode_attention(
     """
     block_size, kv_heads, head_dim = key_cache.shape[1:]
     heads = out.shape[1]
+    itemsize = key_cache.dtype.itemsize
     shares = num_shares(kv_heads, qkv.device)
     partial = torch.empty((2 * shares, heads, head_dim), dtype=torch.float32, device=qkv.device)
     stats = torch.empty((2 * shares, heads, 2), dtype=torch.float32, device=qkv.device)
     dependent = dependent_launch(qkv.device)
-    float8 = key_cache.dtype == torch.float8_e4m3fn
+    float8 = itemsize == 1
     block_d = max(triton.next_power_of_2(head_dim), 16)
     keys, values = (cache.view(torch.int16) if float8 else cache for cache in (key_cache, value_cache))
     group_merge = triton.next_power_of_2(heads // kv_heads)
@@ -300,10 +305,10 @@ def decode_attention(
         layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, layout.decode_tiles,
         layout.num_decodes, scale, softcap or 0.0,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[-1], BLOCK_D=block_d,
-        BLOCK_SIZE=block_size, TILE=DECODE_TILE, WINDOW=window or 0, SOFTCAP=softcap is not None, FLOAT8=float8,
-        NORM=norms is not None, OFFSET=norms is not None and norms.offset != 0,
+        BLOCK_SIZE=block_size, TILE=DECODE_TILE, KEYS=_KEYS[itemsize], WINDOW=window or 0, SOFTCAP=softcap is not None,
+        FLOAT8=float8, NORM=norms is not None, OFFSET=norms is not None and norms.offset != 0,
         STEPS=11,  # enough for 1,024 sequences
-        STAGES=_FLOAT8_STAGES if float8 else _STAGES, SHARES=triton.next_power_of_2(shares), GROUP_MERGE=group_merge,
+        STAGES=_STAGES[itemsize], SHARES=triton.next_power_of_2(shares), GROUP_MERGE=group_merge,
         AT_ONCE=max(4096 // (group_merge * block_d), 1), COMPILED=qkv.is_cuda, DEPENDENT=dependent,
         num_warps=4, launch_pdl=dependent,
     )  # fmt: skip

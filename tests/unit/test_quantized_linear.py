@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels import fp8_linear
 from kernels.awq_linear import dequantize_weight, pack_weight, packed_width, unpack_weight, w4a16_linear
 from kernels.float8 import E4M3_MAX
-from kernels.fp8_linear import fp8_linear
 from kernels.fp8_quantize import quantize_per_token
 from tests.doubles.quantized_model import AWQ_PLACES, four_bits, fp8_product, pack_rows, round_to_e4m3
 from worker.models.layers import Linear
@@ -84,10 +84,15 @@ def test_fp8_product(scales, dtype):
     x, bias = torch.randn(5, 48, dtype=dtype), torch.randn(24, dtype=dtype)
     weight, scale = torch.randn(24, 48).to(torch.float8_e4m3fn), torch.rand(scales) + 0.1
     wanted = fp8_product(x.double(), weight.double() * scale.double()[:, None]) + bias.double()
-    found = fp8_linear(x, weight, scale, bias)
+    quantized = quantize_per_token(x)
+    found = fp8_linear.fp8_product(*quantized, weight, scale, dtype, bias)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), wanted, rtol=torch.finfo(dtype).eps, atol=1e-5)
-    torch.testing.assert_close(fp8_linear(x, weight, scale), found - bias, rtol=0.01, atol=0.05)
+    plain = fp8_linear.fp8_product(*quantized, weight, scale, dtype)
+    torch.testing.assert_close(plain, found - bias, rtol=0.01, atol=0.05)
+    gate, up = plain.chunk(2, dim=1)
+    gated = fp8_linear.fp8_gated_product(*quantized, weight, scale, dtype, None, "silu")
+    torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(("group", "symmetric"), [(16, True), (32, False), (128, False), (160, True)])

@@ -33,10 +33,10 @@ class GemmaLayer(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None, angles: Angles, cache: KVCache, batch: AttentionBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(output, residual) in and out, each [tokens, hidden]; their sum is the stream."""
-        x, residual = self.input_layernorm.add(x, residual)
-        x = self.post_attention_layernorm(self.self_attn(x, angles, cache, batch))
-        x, residual = self.pre_feedforward_layernorm.add(x, residual)
-        return self.post_feedforward_layernorm(self.mlp(x)), residual
+        normed, residual = self.input_layernorm.add_before(self.self_attn, x, residual)
+        x = self.post_attention_layernorm(self.self_attn(normed, angles, cache, batch))
+        normed, residual = self.pre_feedforward_layernorm.add_before(self.mlp, x, residual)
+        return self.post_feedforward_layernorm(self.mlp(normed)), residual
 
 
 class GemmaModel(nn.Module):

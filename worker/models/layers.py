@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from kernels.attention import AttentionBatch
+from kernels.fp8_quantize import add_rms_norm_quantize, rms_norm_quantize
 from kernels.linear import linear
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary_attention import rotary_attention
 from kernels.rotary_kv import HeadNorms
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
-from worker.models.linear_weights import Cut, make_weights, quantization_of
+from worker.models.linear_weights import Activations, Cut, make_weights, quantization_of
 from worker.models.sharding import Part, Piece, Target, part, scaled
 from worker.parallel.shards import ALONE, Parallel
 from worker.quantization import Quantization
@@ -48,6 +49,16 @@ class RMSNorm(nn.Module):
             return self(x), x
         return add_rms_norm(x, residual, self.weight, self.eps, self.offset)
 
+    def add_before(
+        self, taker: "Attention | FeedForward", x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[Activations, torch.Tensor]:
+        """``add``, with the normalised sum quantized when what comes next takes it so."""
+        if not taker.takes_quantized:
+            return self.add(x, residual)
+        if residual is None:
+            return rms_norm_quantize(x, self.weight, self.eps, self.offset), x
+        return add_rms_norm_quantize(x, residual, self.weight, self.eps, self.offset)
+
 
 class Linear(nn.Module):
     """``x @ weight.T + bias``, with the outputs of several checkpoint tensors side by side.
@@ -77,14 +88,19 @@ class Linear(nn.Module):
         self.weights = make_weights(self.cut, quantization)
         self.bias = nn.Parameter(torch.empty(self.cut.out_held), requires_grad=False) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def takes_quantized(self) -> bool:
+        """Whether the input is best quantized by the operation before."""
+        return self.weights.takes_quantized
+
+    def forward(self, x: Activations) -> torch.Tensor:
         """[tokens, inputs held] to [tokens, outputs held]."""
         if self.sum is None:
             return self.weights(x, self.bias)
         y = self.sum(self.weights(x, None))
         return y if self.bias is None else y + self.bias
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: Activations, activation: str) -> torch.Tensor:
         """``act(gate) * up`` of the outputs, which are a gate and as many of up: [tokens, outputs held / 2]."""
         return self.weights.gated(x, self.bias, activation)
 
@@ -173,7 +189,12 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, norm_offset) if config.qk_norm else None
 
-    def forward(self, x: torch.Tensor, angles: Angles, cache: KVCache, batch: AttentionBatch) -> torch.Tensor:
+    @property
+    def takes_quantized(self) -> bool:
+        """See ``Linear``."""
+        return self.qkv_proj.takes_quantized
+
+    def forward(self, x: Activations, angles: Angles, cache: KVCache, batch: AttentionBatch) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]; writes the tokens' keys and values into the cache."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
@@ -184,7 +205,16 @@ class Attention(nn.Module):
         return self.o_proj(attended.flatten(1))
 
 
-class GatedMLP(nn.Module):
+class FeedForward(nn.Module):
+    """The second half of a decoder layer, [tokens, hidden] to [tokens, hidden]."""
+
+    @property
+    def takes_quantized(self) -> bool:
+        """See ``Linear``."""
+        return False
+
+
+class GatedMLP(FeedForward):
     """Gated feed-forward layer, divided by its inner width.
 
     Args:
@@ -206,6 +236,11 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(intermediate_size, output, config.mlp_bias, inner[1], parallel, output_form)
         self.activation = config.activation
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def takes_quantized(self) -> bool:
+        """See ``Linear``."""
+        return self.gate_up_proj.takes_quantized
+
+    def forward(self, x: Activations) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]."""
         return self.down_proj(self.gate_up_proj.gated(x, self.activation))

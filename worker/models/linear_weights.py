@@ -14,8 +14,8 @@ from torch import nn
 
 from kernels.activation import GATED
 from kernels.awq_linear import pack_weight, packed_width, w4a16_linear
-from kernels.fp8_linear import fp8_linear
-from kernels.fp8_quantize import quantize_per_token
+from kernels.fp8_linear import fp8_gated_product, fp8_product
+from kernels.fp8_quantize import Quantized, quantize_per_token
 from kernels.linear import gated_linear, linear
 from worker.model_config import ModelConfig, UnsupportedModel
 from worker.models.packing import AWQ_ORDER, CONSECUTIVE, unpack
@@ -55,10 +55,19 @@ class Cut:
             yield part, places
 
 
-class LinearWeights(nn.Module):
-    """One of the forms below. Called with [tokens, inputs held] and a bias or None; returns [tokens, outputs held]."""
+Activations = torch.Tensor | Quantized
 
-    def gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+
+class LinearWeights(nn.Module):
+    """One of the forms below. Called with [tokens, inputs held] and a bias or None; returns [tokens, outputs held].
+
+    Attributes:
+        takes_quantized: whether the input may be ``Quantized``, and is best made so by the operation before.
+    """
+
+    takes_quantized = False
+
+    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
         """``act(gate) * up`` of the two halves of the outputs, [tokens, outputs held / 2]."""
         gated: torch.Tensor = GATED[activation](self(x, bias))
         return gated
@@ -78,7 +87,8 @@ class PlainWeights(LinearWeights):
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return linear(x, self.weight, bias)
 
-    def gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
         return gated_linear(x, self.weight, bias, activation)
 
     def targets(self, cut: Cut) -> dict[str, Target]:
@@ -99,14 +109,22 @@ class Fp8Weights(LinearWeights):
     quantizes its share.
     """
 
+    takes_quantized = True
+
     def __init__(self, cut: Cut, quantization: Fp8) -> None:
         super().__init__()
         self.scales = quantization.scales
+        self.dtype = torch.get_default_dtype()  # of the results
         self.weight = _empty(cut.out_held, len(cut.inputs), dtype=_FLOAT8)
         self.weight_scale = _empty(cut.out_held, dtype=torch.float32)
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return fp8_linear(x, self.weight, self.weight_scale, bias)
+    def forward(self, x: Activations, bias: torch.Tensor | None) -> torch.Tensor:
+        values, scale = quantize_per_token(x) if isinstance(x, torch.Tensor) else x
+        return fp8_product(values, scale, self.weight, self.weight_scale, self.dtype, bias)
+
+    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+        values, scale = quantize_per_token(x) if isinstance(x, torch.Tensor) else x
+        return fp8_gated_product(values, scale, self.weight, self.weight_scale, self.dtype, bias, activation)
 
     def targets(self, cut: Cut) -> dict[str, Target]:
         found = {}

@@ -10,7 +10,7 @@ from torch import nn
 from kernels.attention import AttentionBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
-from worker.models.layers import Angles, Attention, Embedding, GatedMLP, OutputHead, RMSNorm
+from worker.models.layers import Angles, Attention, Embedding, FeedForward, GatedMLP, OutputHead, RMSNorm
 from worker.models.rope import RotaryAngles
 from worker.parallel.shards import Parallel
 
@@ -23,20 +23,21 @@ class LlamaLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer, parallel)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp: nn.Module = GatedMLP(config, layer, parallel)
+        self.mlp: FeedForward = GatedMLP(config, layer, parallel)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, angles: Angles, cache: KVCache, batch: AttentionBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(output, residual) in and out, each [tokens, hidden]; their sum is the stream."""
-        x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn(x, angles, cache, batch)
-        x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.feed_forward(x), residual
+        normed, residual = self.input_layernorm.add_before(self.self_attn, x, residual)
+        x = self.self_attn(normed, angles, cache, batch)
+        normed, residual = self.post_attention_layernorm.add_before(self.feed_forward, x, residual)
+        return self.feed_forward(normed), residual
 
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] to [tokens, hidden]."""
-        return self.mlp(x)
+    @property
+    def feed_forward(self) -> FeedForward:
+        """The second half."""
+        return self.mlp
 
 
 class LlamaModel(nn.Module):

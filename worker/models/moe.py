@@ -9,7 +9,7 @@ from torch import nn
 
 from kernels.experts import experts_mlp
 from worker.model_config import ModelConfig
-from worker.models.layers import Linear
+from worker.models.layers import FeedForward, Linear
 from worker.models.llama import LlamaForCausalLM, LlamaLayer
 from worker.models.sharding import Piece, Target, part
 from worker.parallel.shards import Parallel
@@ -52,7 +52,7 @@ class Experts(nn.Module):
         return self.parallel.sum(experts_mlp(x, self.gate_up, self.down, experts, weights))
 
 
-class SparseMLP(nn.Module):
+class SparseMLP(FeedForward):
     """A gate and its experts."""
 
     names = ("gate_proj", "up_proj", "down_proj")
@@ -103,8 +103,9 @@ class MixtralLayer(LlamaLayer):
         del self.mlp
         self.block_sparse_moe = MixtralMLP(config, parallel)
 
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.block_sparse_moe(x)
+    @property
+    def feed_forward(self) -> FeedForward:
+        return self.block_sparse_moe
 
 
 class MixtralForCausalLM(LlamaForCausalLM):
