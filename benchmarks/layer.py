@@ -87,8 +87,8 @@ def search(layers: Layers) -> None:
     chosen: dict[tuple[int, int], linear.Shape] = {}
     original = linear.choose_shape
 
-    def choose(rows: int, width: int, in_features: int, gated: bool, device: torch.device) -> linear.Shape:
-        return chosen.get((width, in_features)) or original(rows, width, in_features, gated, device)
+    def choose(rows: int, width: int, in_features: int, *rest: object) -> linear.Shape:
+        return chosen.get((width, in_features)) or original(rows, width, in_features, *rest)
 
     linear.choose_shape = choose
     parts = layers.model.model.layers[0]

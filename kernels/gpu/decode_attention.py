@@ -62,31 +62,32 @@ def _capped(score, factor, softcap, SOFTCAP: tl.constexpr):
 def _merge(
     out_ptr, partial_ptr, stats_ptr, seq, kv_head, first, last,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, SHARES: tl.constexpr, AT_ONCE: tl.constexpr,
+    BLOCK_D: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Merges what shares ``first`` to ``last`` left of a sequence; ``SHARES`` is a power of two that holds them all."""
+    """Merges what shares ``first`` to ``last`` left of a sequence, ``AT_ONCE`` of them at a time."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     member = tl.arange(0, GROUP_PAD)
     head = kv_head * GROUP + member
     column = tl.arange(0, BLOCK_D)
-    share = first + tl.arange(0, SHARES)
-    all_there = (share <= last)[:, None] & (member < GROUP)[None, :]
-    # In its first share a sequence has the second place.
-    all_at = (share * 2 + tl.where(share == first, 1, 0))[:, None] * HEADS + head[None, :]
-    all_largest = tl.load(stats_ptr + all_at * 2, mask=all_there, other=-1e30, cache_modifier=".cg")
-    largest = tl.max(all_largest, axis=0)
-    weight = tl.load(stats_ptr + all_at * 2 + 1, mask=all_there, other=0.0, cache_modifier=".cg")
-    total_weight = tl.sum(weight * tl.exp2(all_largest - largest[None, :]), axis=0)
+    largest = tl.full([GROUP_PAD], -1e30, tl.float32)
+    total_weight = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, BLOCK_D], tl.float32)
     for begin in range(first, last + 1, AT_ONCE):
-        some = begin + tl.arange(0, AT_ONCE)
-        there = (some <= last)[:, None] & (member < GROUP)[None, :]
-        at = (some * 2 + tl.where(some == first, 1, 0))[:, None] * HEADS + head[None, :]
-        factor = tl.exp2(tl.load(stats_ptr + at * 2, mask=there, other=-1e30, cache_modifier=".cg") - largest[None, :])
+        share = begin + tl.arange(0, AT_ONCE)
+        there = (share <= last)[:, None] & (member < GROUP)[None, :]
+        # In its first share a sequence has the second place.
+        at = (share * 2 + tl.where(share == first, 1, 0))[:, None] * HEADS + head[None, :]
         read = there[:, :, None] & (column < HEAD_DIM)[None, None, :]
         from_ = partial_ptr + at.to(tl.int64)[:, :, None] * HEAD_DIM + column[None, None, :]
         part = tl.load(from_, mask=read, other=0.0, cache_modifier=".cg")
-        acc += tl.sum(part * factor[:, :, None], axis=0)
+        part_largest = tl.load(stats_ptr + at * 2, mask=there, other=-1e30, cache_modifier=".cg")
+        weight = tl.load(stats_ptr + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        new_largest = tl.maximum(largest, tl.max(part_largest, axis=0))
+        shrink = tl.exp2(largest - new_largest)
+        factor = tl.exp2(part_largest - new_largest[None, :])
+        total_weight = total_weight * shrink + tl.sum(weight * factor, axis=0)
+        acc = acc * shrink[:, None] + tl.sum(part * factor[:, :, None], axis=0)
+        largest = new_largest
     out = acc / tl.maximum(total_weight, 1e-30)[:, None]
     to = out_ptr + (seq * HEADS + head[:, None]) * HEAD_DIM + column[None, :]
     tl.store(to, out.to(out_ptr.dtype.element_ty), mask=(member < GROUP)[:, None] & (column < HEAD_DIM)[None, :])
@@ -101,7 +102,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     FLOAT8: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr,
-    SHARES: tl.constexpr, GROUP_MERGE: tl.constexpr, AT_ONCE: tl.constexpr, COMPILED: tl.constexpr,
+    GROUP_MERGE: tl.constexpr, AT_ONCE: tl.constexpr, COMPILED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     # With FLOAT8, ``key_ptr`` and ``value_ptr`` are to pairs of neighbours; HEAD_DIM and strides count elements.
@@ -245,7 +246,7 @@ def _decode_kernel(
                     tl.store(counter, 0)
                     _merge(
                         out_ptr, partial_ptr, stats_ptr, seq, kv_head, first_share, last_share,
-                        KV_HEADS, GROUP, GROUP_MERGE, HEAD_DIM, BLOCK_D, SHARES, AT_ONCE,
+                        KV_HEADS, GROUP, GROUP_MERGE, HEAD_DIM, BLOCK_D, AT_ONCE,
                     )  # fmt: skip
             tile = segment_end
         seq += 1
@@ -308,7 +309,7 @@ def decode_attention(
         BLOCK_SIZE=block_size, TILE=DECODE_TILE, KEYS=_KEYS[itemsize], WINDOW=window or 0, SOFTCAP=softcap is not None,
         FLOAT8=float8, NORM=norms is not None, OFFSET=norms is not None and norms.offset != 0,
         STEPS=11,  # enough for 1,024 sequences
-        STAGES=_STAGES[itemsize], SHARES=triton.next_power_of_2(shares), GROUP_MERGE=group_merge,
-        AT_ONCE=max(4096 // (group_merge * block_d), 1), COMPILED=qkv.is_cuda, DEPENDENT=dependent,
+        STAGES=_STAGES[itemsize], GROUP_MERGE=group_merge,
+        AT_ONCE=max(8192 // (group_merge * block_d), 1), COMPILED=qkv.is_cuda, DEPENDENT=dependent,
         num_warps=4, launch_pdl=dependent,
     )  # fmt: skip

@@ -155,12 +155,18 @@ class Shape:
 
 
 @cache
-def choose_shape(rows: int, width: int, in_features: int, gated: bool, device: torch.device) -> Shape:
-    """The cut for a size: rules that agree with what measured best on an H200 (``benchmarks/kernels.py --tune``)."""
+def choose_shape(
+    rows: int, width: int, in_features: int, gated: bool, device: torch.device, itemsize: int = 2
+) -> Shape:
+    """The cut for a size: rules that agree with what measured best on an H200 (``benchmarks/kernels.py --tune``).
+
+    ``itemsize``: bytes of a weight. What a program has on its way from memory must be as much whatever it is.
+    """
+    block_in = 256 // itemsize
     if gated:
-        return Shape(block_out=64, block_in=128, split=1, stages=4, warps=4, prefetch=4)
+        return Shape(block_out=64, block_in=block_in, split=1, stages=4, warps=4, prefetch=4)
     if width >= 16384:
-        return Shape(block_out=128, block_in=128, split=1, stages=4, warps=8, prefetch=2)
+        return Shape(block_out=128, block_in=block_in, split=1, stages=4, warps=8, prefetch=2)
     programs, processors = triton.cdiv(width, 64), num_multiprocessors(device)
 
     def balance(split: int) -> float:
@@ -168,9 +174,10 @@ def choose_shape(rows: int, width: int, in_features: int, gated: bool, device: t
         waves = programs * split / processors
         return float(waves / math.ceil(waves) - 0.03 * math.log2(split) * (1 + rows / 16))
 
-    split = max((split for split in (1, 2, 4, 8) if split == 1 or in_features >= 512 * split), key=balance)
+    splits = (split for split in (1, 2, 4, 8) if split == 1 or in_features >= 4 * block_in * split)
+    split = max(splits, key=balance)
     stages = 6 if programs * split <= processors else 3
-    return Shape(block_out=64, block_in=128, split=split, stages=stages, warps=4, prefetch=2)
+    return Shape(block_out=64, block_in=block_in, split=split, stages=stages, warps=4, prefetch=2)
 
 
 _scratch: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -208,7 +215,7 @@ def skinny_linear(
     out_features = weight.shape[0]
     width = out_features // 2 if activation else out_features
     out = x.new_empty((rows, width), dtype=dtype or x.dtype)
-    cut = shape or choose_shape(rows, width, in_features, activation is not None, x.device)
+    cut = shape or choose_shape(rows, width, in_features, activation is not None, x.device, weight.element_size())
     block_rows = max(triton.next_power_of_2(rows), 16)
     tiles = triton.cdiv(width, cut.block_out)
     partial, arrived = out, out
