@@ -1,6 +1,6 @@
 """What a prompt may be, and how it is put into a request. Needs no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
@@ -39,11 +39,15 @@ class ChatPrompt:
     add_generation_prompt: bool = True
 
 
+_KINDS = "a string, a list of token ids, a dict with 'prompt' or 'prompt_token_ids', or a ChatPrompt"
+
 Prompt: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt | ChatPrompt
 
 
 def one_by_one(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts of an argument that may be one or several: a list of ids is one."""
+    """The prompts of an argument that may be one or several: a list of ids is one. Raises ValueError: it is neither."""
+    if not isinstance(prompts, Iterable | ChatPrompt):
+        raise ValueError(f"prompts is {prompts!r}; it must be {_KINDS}, or a list of those")
     if isinstance(prompts, str | Mapping | ChatPrompt) or (prompts and all(map(is_token_id, prompts))):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -62,7 +66,7 @@ def put_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> str | 
         _put_chat(request.chat, prompt)
         return None
     if isinstance(prompt, str):
-        request.text = prompt
+        request.text = _encodable(prompt)
         return prompt
     if isinstance(prompt, Mapping):
         return _put_mapping(request, dict(prompt))
@@ -82,18 +86,23 @@ def _put_mapping(request: inference_pb2.GenerateRequest, prompt: dict[str, Any])
     if "prompt_token_ids" in prompt:
         _put_ids(request, prompt["prompt_token_ids"])
     elif text is not None:
-        request.text = text
+        request.text = _encodable(text)
     else:
         raise ValueError("a prompt given as a dict needs 'prompt' or 'prompt_token_ids'")
     return text
 
 
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a prompt has a lone surrogate, which is no character, at position {error.start}") from None
+    return text
+
+
 def _put_ids(request: inference_pb2.GenerateRequest, token_ids: object) -> None:
     if not isinstance(token_ids, Sequence) or isinstance(token_ids, str | bytes):
-        raise ValueError(
-            f"a prompt is a {type(token_ids).__name__}; it must be a string, a list of token ids, or a dict with "
-            "'prompt' or 'prompt_token_ids'"
-        )
+        raise ValueError(f"a prompt is {token_ids!r}; it must be {_KINDS}")
     for index, token_id in enumerate(token_ids):
         if not is_token_id(token_id):
             raise ValueError(f"prompt_token_ids[{index}] is {token_id!r}; it must be a token id")

@@ -82,14 +82,28 @@ def test_frequencies_are_the_softmax(seed, temperature):
     assert ((observed - expected) ** 2 / expected).sum() < 45
 
 
-def test_frequencies_with_filters():
-    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -5.0])
+STEPS = [0.4, 0.3, 0.2101, 0.05, 0.0299, 0.01]
+
+
+@pytest.mark.parametrize(
+    ("weights", "filters", "kept"),
+    [
+        (STEPS, SamplingParams(top_k=4, seed=9), 4),
+        (STEPS, SamplingParams(top_p=0.699, seed=9), 2),
+        (STEPS, SamplingParams(top_p=0.701, seed=9), 3),
+        (STEPS, SamplingParams(top_p=0.91, seed=9), 3),
+        ([1.0, 0.6, 0.3025, 0.2983, 0.1, 0.05], SamplingParams(min_p=0.3, seed=9), 3),
+        (STEPS, SamplingParams(top_k=4, top_p=0.91, min_p=0.1, seed=9), 3),
+    ],
+)
+def test_frequencies_with_filters(weights, filters, kept):
+    """The limits lie close beside what they part, and what is kept keeps its proportions."""
+    logits = torch.tensor(weights).log()
     count = 20_000
-    observed = draw(logits, SamplingParams(top_k=4, top_p=0.9, seed=9), count)
-    kept = sorted(kept_by_definition(logits.tolist(), 4, 0.9, 0.0))
-    assert observed[[i for i in range(6) if i not in kept]].sum() == 0
-    expected = logits[kept].double().softmax(-1) * count
-    assert ((observed[kept] - expected) ** 2 / expected).sum() < 40
+    observed = draw(logits, filters, count)
+    assert observed[kept:].sum() == 0
+    expected = logits[:kept].double().softmax(-1) * count
+    assert ((observed[:kept] - expected) ** 2 / expected).sum() < 40
 
 
 def test_noise_is_uniform_in_every_direction():

@@ -235,6 +235,12 @@ def test_one_or_several_prompts(prompts, count):
     assert len(one_by_one(prompts)) == count
 
 
+@pytest.mark.parametrize("prompts", [None, 5])
+def test_what_is_no_prompt_at_all_is_refused(prompts):
+    with pytest.raises(ValueError, match=f"prompts is {prompts}; it must be a string"):
+        one_by_one(prompts)
+
+
 def request_for(prompt):
     request = SamplingParams().to_request()
     return request, put_prompt(request, prompt)
@@ -256,8 +262,10 @@ def test_prompts_in_all_forms():
 @pytest.mark.parametrize(
     ("prompt", "named"),
     [
-        (5, "int"),
+        (5, "a prompt is 5"),
         (b"bytes", "bytes"),
+        ("a\udc80", "surrogate, which is no character, at position 1"),
+        ({"prompt": "\ud800"}, "surrogate"),
         ({}, "prompt_token_ids"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": "a", "multi_modal_data": {}}, "multi_modal_data"),
