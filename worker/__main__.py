@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -24,6 +24,8 @@ from worker.vocabulary import Vocabulary, VocabularyError
 
 if TYPE_CHECKING:
     from worker.engine import Engine, EngineLimits
+
+    Built = tuple[Engine, EngineLimits, Vocabulary | VocabularyError]
 
 logger = logging.getLogger("worker")
 
@@ -44,8 +46,12 @@ def main(argv: list[str] | None = None) -> int:
     return uvloop.run(serve(config))
 
 
-async def serve(config: WorkerConfig) -> int:
+async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | None] | None" = None) -> int:
     """Binds the port, loads the model, and serves until SIGTERM, SIGINT or an engine failure.
+
+    Args:
+        config: the settings.
+        load: builds the engine, on a thread; by default from ``config``. None: it cannot, and has said why.
 
     Returns:
         0 after a clean stop, 1 when the model could not be served or the engine failed.
@@ -72,7 +78,7 @@ async def serve(config: WorkerConfig) -> int:
     await server.start()
     logger.info("listening on %s:%d, loading the model", config.host, port)
 
-    loading = asyncio.create_task(asyncio.to_thread(_load, config))
+    loading = asyncio.create_task(asyncio.to_thread(load or _load, config))
     await _first_of(loading, stop.wait())
     if not loading.done():
         os._exit(0)  # a thread that loads weights cannot be interrupted, and nothing was promised to anyone yet
@@ -101,7 +107,7 @@ async def serve(config: WorkerConfig) -> int:
     return 0
 
 
-def _load(config: WorkerConfig) -> "tuple[Engine, EngineLimits, Vocabulary | VocabularyError] | None":
+def _load(config: WorkerConfig) -> "Built | None":
     """The engine and the vocabulary, or None when it cannot be built; then the reason was logged in one line."""
     # Imports torch, which takes seconds: not before the port answers.
     from worker.loader import open_checkpoint
