@@ -19,6 +19,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from protos.channel import SERVER_OPTIONS
 from worker.config import PROG, ConfigError, WorkerConfig, parse_args
 from worker.grammar import GrammarCompiler
+from worker.registration import Registration
 from worker.server import WorkerServicer
 from worker.vocabulary import Vocabulary, VocabularyError
 
@@ -94,10 +95,15 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
     servicer.start(engine, limits, GrammarCompiler(vocabulary, limits.vocab_size))
     await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     logger.info("ready on %s:%d", config.host, port)
+    registration = _registration(config, port)
+    if registration is not None:
+        registration.start()
     await _first_of(stop.wait(), servicer.failed.wait())
     await health.enter_graceful_shutdown()
     failed = servicer.failed.is_set()
     logger.info("engine failed, leaving" if failed else "shutting down")
+    if registration is not None:
+        await registration.leave()
     await servicer.drain(1.0 if failed else config.shutdown_timeout)
     await server.stop(1.0)
     if failed:
@@ -105,6 +111,14 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
         logging.shutdown()
         os._exit(1)
     return 0
+
+
+def _registration(config: WorkerConfig, port: int) -> Registration | None:
+    """What announces this worker, if somebody is to be told."""
+    if not config.register:
+        return None
+    host, named_port = config.advertised
+    return Registration(config.register, host, named_port or port)
 
 
 def _load(config: WorkerConfig) -> "Built | None":

@@ -34,15 +34,14 @@ class WorkerProcess:
         self.number = number
         self.port = free_port()
         self.proxy = Proxy(self.port)
-        self.stopped = False
         self._step_s = step_s
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def up(self) -> bool:
-        """Whether the process runs, and is not stopped by a signal."""
-        return self._process is not None and self._process.poll() is None and not self.stopped
+    def status(self) -> int | None:
+        """The process's exit status; None while it runs."""
+        return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
         assert self._process is None or self._process.poll() is not None
@@ -52,7 +51,6 @@ class WorkerProcess:
         """SIGKILL."""
         assert self._process is not None
         self._process.kill()
-        self.stopped = False
         await asyncio.to_thread(self._process.wait)
 
     async def end(self) -> int:
@@ -64,13 +62,11 @@ class WorkerProcess:
     def pause(self) -> None:
         """SIGSTOP: it holds its connections and does nothing."""
         assert self._process is not None
-        self.stopped = True
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT."""
         assert self._process is not None
-        self.stopped = False
         self._process.send_signal(signal.SIGCONT)
 
     async def at_rest(self) -> WorkerAtRest:

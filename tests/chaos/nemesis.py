@@ -61,6 +61,9 @@ class Nemesis:
     async def _until_another_works(self) -> None:
         """Waits until the router has two workers that are not being harmed."""
         while True:
+            for worker in self._cluster.workers:
+                if worker.number not in self._harmed:
+                    assert worker.status is None, f"worker {worker.number} ended by itself, status {worker.status}"
             mended = len(self._cluster.workers) - len(self._harmed)
             if mended >= 2 and await self._cluster.ready_workers() >= 2:
                 return
@@ -78,7 +81,8 @@ class Nemesis:
                 await asyncio.sleep(length)
                 worker.start()
             case "end":
-                assert await worker.end() == 0, "a worker that is asked to end does so cleanly"
+                status = await worker.end()
+                assert status == 0, f"worker {worker.number} ended with status {status} when it was asked to end"
                 worker.start()
             case "pause":
                 worker.pause()
