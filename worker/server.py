@@ -100,7 +100,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         )
         stream.step_ended(serving.loop.step, self._load)
         self._streams.add(stream)
-        logger.info("router %s connected", context.peer())
+        peer = context.peer()  # once the call is gone, asking for it ends the process by a segmentation fault
+        logger.info("router %s connected", peer)
         reader = asyncio.create_task(stream.read(request_iterator))
         reader.add_done_callback(lambda task: stream.close())
         try:
@@ -113,7 +114,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._unsubscribe(stream)
             for seq in stream.sequences:
                 self._cancel(seq)
-            logger.info("router %s disconnected, %d sequences cancelled", context.peer(), len(stream.sequences))
+            logger.info("router %s disconnected, %d sequences cancelled", peer, len(stream.sequences))
 
     def _hello(self, serving: "Serving") -> worker_pb2.Hello:
         limits = serving.limits
