@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_CRASHES = 2
 # Output tokens that a worker may have computed before it crashed and the router has not seen. An attempt must get
 # further than this for its end to count as another one than the last attempt's.
-UNSEEN_TOKENS = 8
+UNSEEN_TOKENS = 4
 # Clients send a failed request again at once; for this long it is refused before a worker sees it.
 QUARANTINE_S = 60.0
 _MAX_QUARANTINED = 256
@@ -37,7 +37,7 @@ class Loss(Enum):
     CRASHED = auto()
     # It did not answer, or contradicted itself.
     FAILED = auto()
-    # It was shut down, or is no longer one of ours.
+    # Nothing that the choice could be to blame for: the worker was shut down, or had not begun to run it.
     LEFT = auto()
 
 

@@ -117,7 +117,7 @@ class Choice:
 
     __slots__ = (
         "_cached_tokens", "_detokenizer", "_ending_ids", "_finished", "_logprobs", "_sent_finished", "_sent_ids",
-        "_text", "attempts", "index", "link", "request", "slot", "token_ids",
+        "_text", "attempts", "index", "link", "request", "running", "slot", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: "Request", index: int, token_bytes: TokenBytes) -> None:
@@ -127,6 +127,8 @@ class Choice:
         # The worker that runs it, and the slot there.
         self.link: WorkerLink | None = None
         self.slot = -1
+        # Whether that worker has begun to run it.
+        self.running = False
         self.token_ids: list[int] = []
         # How often that went wrong.
         self.attempts = Attempts()
@@ -158,6 +160,7 @@ class Choice:
 
     def admit(self, cached_tokens: int) -> None:
         """A worker has begun to run it. What a later one finds in its cache is not what the client is to pay for."""
+        self.running = True
         if self._cached_tokens is None:
             self._cached_tokens = cached_tokens
         self.request.begun.set()

@@ -223,8 +223,11 @@ class WorkerLink:
 
     def _down(self, reason: str, loss: Loss) -> None:
         """The stream is gone; what ran through it goes on elsewhere, the oldest slots' choices first."""
-        was_up, self.hello = self.hello is not None, None
+        hello, self.hello = self.hello, None
+        was_up = hello is not None
         lost = list(self.slots.choices())
+        # Where every place in a step was taken, those without one waited.
+        waited = hello is not None and sum(choice.running for choice in lost) >= hello.max_num_seqs
         self.slots = SlotTable(0)
         if self._draining or self.retired:
             loss = Loss.LEFT
@@ -237,7 +240,7 @@ class WorkerLink:
         if lost:
             self._note_loss(loss)
         for choice in reversed(lost):  # each is put before those that were put back before it
-            self._give_back(choice, loss)
+            self._give_back(choice, Loss.LEFT if waited and not choice.running else loss)
         if lost:
             self._listener.capacity_changed()
 
@@ -254,7 +257,7 @@ class WorkerLink:
     def submit(self, choice: Choice, now: float) -> None:
         """Gives the worker a sequence; only when it ``has_room``. ``now`` is the loop's time."""
         request = choice.request
-        choice.link = self
+        choice.link, choice.running = self, False
         choice.slot, generation = self.slots.bind(choice)
         submit = submission(choice)
         submit.slot, submit.generation = choice.slot, generation

@@ -20,7 +20,8 @@ class Nemesis:
         cluster: at least two workers.
         seed: of the schedule.
         faults: kinds to choose from; one named more often comes more often.
-        pause_s: shortest and longest time between two faults.
+        pause_s: shortest and longest time between two faults. What two workers in a row die of is quarantined, unless
+            its output has advanced between: so there must be time for some steps.
 
     Attributes:
         done: faults so far, by kind.
@@ -31,7 +32,7 @@ class Nemesis:
         cluster: Cluster,
         seed: int,
         faults: tuple[str, ...] = FAULTS,
-        pause_s: tuple[float, float] = (0.5, 2.5),
+        pause_s: tuple[float, float] = (1.0, 2.5),
     ) -> None:
         self._cluster = cluster
         self._rng = random.Random(seed)
