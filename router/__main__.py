@@ -12,13 +12,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from protos import inference_pb2, inference_pb2_grpc
+from protos import inference_pb2, inference_pb2_grpc, registry_pb2_grpc
 from protos.channel import SERVER_OPTIONS
 from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
+from router.discovery import Discovery, RegistryServicer
 from router.fleet import Fleet
 from router.policy import POLICIES
 from router.prompt_encoder import PromptEncoder
+from router.recovery import Recovery
 from router.scheduler import Scheduler
 from router.server import InferenceServicer
 from router.tokenizer import Tokenizer
@@ -82,17 +84,22 @@ class Router:
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, server: grpc.aio.Server) -> None:
         self._server = server
         self._readiness = asyncio.Event()
-        self._fleet = Fleet(config.worker_urls, tokenizer.model_vocab_size, config.worker_timeout)
+        self._fleet = Fleet(tokenizer.model_vocab_size, config.worker_timeout)
+        self._discovery = Discovery(config.worker_urls, self._fleet.set_addresses)
         queue = WaitingQueue(config.max_num_queued_reqs)
         self._scheduler = Scheduler(
             self._fleet, queue, POLICIES[config.policy](), config.max_queue_wait, self._readiness.set
         )
+        self._recovery = Recovery(config.max_attempts, self._scheduler.put_back)
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
-            config.model_names, tokenizer, self._encoder, self._fleet, queue, self._scheduler
+            config.model_names, tokenizer, self._encoder, self._fleet, queue, self._scheduler, self._recovery
         )
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)
+        self._registry = RegistryServicer(self._fleet.set_addresses)
+        if config.enable_worker_registration:
+            registry_pb2_grpc.add_RegistryServicer_to_server(self._registry, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
         self._health_task: asyncio.Task[None] | None = None
@@ -103,7 +110,8 @@ class Router:
         await self._health.set(SERVICE, _NOT_SERVING)
         await self._server.start()
         self._health_task = asyncio.create_task(self._tell_readiness(), name="health")
-        self._fleet.start(self._scheduler)
+        self._fleet.start(self._scheduler, self._recovery)
+        self._discovery.start()
 
     async def stop(self, grace: float) -> None:
         """Gives running requests ``grace`` seconds, then ends everything."""
@@ -112,6 +120,8 @@ class Router:
         await self._health.enter_graceful_shutdown()
         await self._inference.drain(grace)
         await self._server.stop(_LAST_WORDS_S)
+        await self._discovery.stop()
+        self._registry.close()
         await self._fleet.stop()
         self._encoder.close()
 

@@ -85,7 +85,6 @@ class Scheduler:
         if not choice.request.ended:
             self._queue.put_back(choice)
             self._begin_patience(choice.request)
-            self.capacity_changed()
 
     # ---- patience ----
 
@@ -101,7 +100,14 @@ class Scheduler:
 
     def _lose_patience(self, request: Request) -> None:
         del self._patience[request]
-        if self._fleet.ready_count:
+        if any(choice.attempts.lost for choice in request.choices):
+            request.fail(
+                Unavailable(
+                    f"the worker running this request was lost and no other was free for {self._max_queue_wait:g} s; "
+                    "try again shortly"
+                )
+            )
+        elif self._fleet.ready_count:
             request.fail(QueueFull(f"no worker was free for {self._max_queue_wait:g} s; try again later"))
         else:
             request.fail(Unavailable("no worker is ready to run the model; try again shortly"))

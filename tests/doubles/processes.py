@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -34,13 +34,15 @@ class Stack:
     Args:
         model: folder or GGUF file.
         worker_flags: beside model and port.
+        router_flags: beside model, port and worker.
     """
 
     # A short first step keeps the start short.
     _SIZE = ("--max-num-batched-tokens", "128")
 
-    def __init__(self, model: Path, *worker_flags: str) -> None:
+    def __init__(self, model: Path, *worker_flags: str, router_flags: Sequence[str] = ()) -> None:
         self._model = str(model)
+        self._router_flags = router_flags
         self._worker_flags = (*self._SIZE, *worker_flags)
         self.worker_port, self.router_port, self.gateway_port = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.gateway_port}"
@@ -55,6 +57,7 @@ class Stack:
         self._start(
             "router", "--model", self._model, "--port", str(self.router_port),
             "--worker-urls", f"127.0.0.1:{self.worker_port}", "--served-model-name", "model",
+            *self._router_flags,
         )  # fmt: skip
         self._start("gateway", "--port", str(self.gateway_port), "--router", f"127.0.0.1:{self.router_port}")
         wait_until(self.healthy)
