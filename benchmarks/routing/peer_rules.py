@@ -79,7 +79,8 @@ class SGLangRule(Rule):
             depths = [self._depth(worker, job.names) for worker in workers]
             deepest = max(depths)
             if job.names and deepest * workers[0].block_size / job.prompt_tokens > self.THRESHOLD:
-                chosen = workers[depths.index(deepest)]
+                holders = [worker for worker, depth in zip(workers, depths, strict=True) if depth == deepest]
+                chosen = self.random.choice(holders)
         chosen = chosen or self.least(workers)
         tree = self._trees.setdefault(chosen.number, OrderedDict())
         for name in reversed(job.names):

@@ -25,7 +25,7 @@ def mooncake(path: Path, speedup: float, seed: int) -> list[Job]:
         for line in lines:
             row = json.loads(line)
             names = [ident.to_bytes(16, "big") for ident in row["hash_ids"][: row["input_length"] // 512]]
-            arrival = max(0.0, row["timestamp"] / 1000 + chance.uniform(-1, 1)) / speedup
+            arrival = max(0.0, row["timestamp"] / 1000 + 0*chance.uniform(-1, 1)) / speedup
             jobs.append(Job(arrival, row["input_length"], max(1, row["output_length"]), names))
     return sorted(jobs, key=lambda job: job.arrival_s)
 
@@ -37,9 +37,8 @@ def prefix_groups(rate: float, seconds: float, block_size: int, seed: int, group
     now = 0.0
     while (now := now + chance.expovariate(rate)) < seconds:
         group, user = chance.randrange(groups), chance.randrange(users)
-        turn = len(jobs)
         shared = [name_of(seed, "group", group, place) for place in range(6000 // block_size)]
-        own = [name_of(seed, group, user, turn, place) for place in range(7200 // block_size - len(shared))]
+        own = [name_of(seed, group, user, len(jobs), place) for place in range(7200 // block_size - len(shared))]
         jobs.append(Job(now, 7200, 200, shared + own))
     return jobs
 
