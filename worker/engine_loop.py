@@ -43,6 +43,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._step_started: float | None = None
+        self._busy_s = 0.0
         self._failed = False
 
     @property
@@ -94,9 +95,10 @@ class EngineLoop:
         assert self._loop is not None
         try:
             while self._obey():
-                self._step_started = time.monotonic()
+                self._step_started = started = time.monotonic()
                 output = self._engine.step()
                 self._step_started = None
+                self._busy_s += time.monotonic() - started
                 self._hand_out_changes()
                 self._loop.call_soon_threadsafe(self._on_output, output, self._load())
         except Exception as error:  # whatever a step raises, the requests must hear of it
@@ -141,4 +143,6 @@ class EngineLoop:
             free_blocks=scheduler.pool.num_free,
             cached_blocks=scheduler.pool.num_cached,
             num_preemptions=scheduler.num_preemptions,
+            prefill_tokens=scheduler.num_prefill_tokens,
+            busy_us=int(self._busy_s * 1e6),
         )
