@@ -118,9 +118,11 @@ _ROWS = {
 def from_rpc(error: grpc.aio.AioRpcError, param_of: ParamOf) -> ApiError:
     """The answer to a failed call. What is not in the table of docs/architecture.md is our fault: a 500."""
     row = _ROWS.get(error.code())
+    details = _Details.of(error)
+    if details.reason == "REQUEST_QUARANTINED":
+        return ApiError(500, details.message, type=SERVER_ERROR, code="request_quarantined")
     if row is None:
         return internal(f"router: {error.code().name}: {error.details()}")
-    details = _Details.of(error)
     param = param_of(details.field) if details.field else None
     code = row.code
     if details.reason == "CONTEXT_LENGTH_EXCEEDED":

@@ -261,13 +261,19 @@ class KvEvents(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., cleared: _Optional[bool] = ..., removed: _Optional[bytes] = ..., stored: _Optional[bytes] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "step", "step_age_ms", "load")
+    __slots__ = ("nonce", "step", "step_age_ms", "load", "draining", "step_time_us", "longest_step_us")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_STEP_US_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     step: int
     step_age_ms: int
     load: Load
-    def __init__(self, nonce: _Optional[int] = ..., step: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    draining: bool
+    step_time_us: int
+    longest_step_us: int
+    def __init__(self, nonce: _Optional[int] = ..., step: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ..., step_time_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ...) -> None: ...

@@ -19,6 +19,7 @@ from router.config import PROG, ConfigError, RouterConfig, parse_args
 from router.fleet import Fleet
 from router.policy import POLICIES
 from router.prompt_encoder import PromptEncoder
+from router.recovery import Recovery
 from router.scheduler import Scheduler
 from router.server import InferenceServicer
 from router.tokenizer import Tokenizer
@@ -87,9 +88,10 @@ class Router:
         self._scheduler = Scheduler(
             self._fleet, queue, POLICIES[config.policy](), config.max_queue_wait, self._readiness.set
         )
+        self._recovery = Recovery(config.max_attempts, self._scheduler.put_back)
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
-            config.model_names, tokenizer, self._encoder, self._fleet, queue, self._scheduler
+            config.model_names, tokenizer, self._encoder, self._fleet, queue, self._scheduler, self._recovery
         )
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)
@@ -103,7 +105,7 @@ class Router:
         await self._health.set(SERVICE, _NOT_SERVING)
         await self._server.start()
         self._health_task = asyncio.create_task(self._tell_readiness(), name="health")
-        self._fleet.start(self._scheduler)
+        self._fleet.start(self._scheduler, self._recovery)
 
     async def stop(self, grace: float) -> None:
         """Gives running requests ``grace`` seconds, then ends everything."""

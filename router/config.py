@@ -30,6 +30,7 @@ class RouterConfig:
     max_queue_wait: float = 60.0
     tokenizer_threads: int = 4
     worker_timeout: float = 5.0
+    max_attempts: int = 3
     shutdown_timeout: float = 30.0
     log_level: str = "info"
 
@@ -56,7 +57,7 @@ class RouterConfig:
             raise ConfigError("--served-model-name has an empty name; leave the flag out for the model's own name")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 (any free port) to 65535")
-        for name in ("max_num_queued_reqs", "tokenizer_threads"):
+        for name in ("max_num_queued_reqs", "tokenizer_threads", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
         for name in ("max_queue_wait", "worker_timeout"):
@@ -130,6 +131,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--worker-timeout", type=float, default=default.worker_timeout, metavar="S",
         help="seconds without a sign of life after which a worker counts as lost (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-attempts", type=int, default=default.max_attempts, metavar="N",
+        help="workers in a row that may be lost with a request, none of which brought its output further, before it "
+        "fails (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",

@@ -11,6 +11,7 @@
     ├── Unavailable              UNAVAILABLE         RetryInfo
     ├── RequestCancelled         CANCELLED
     ├── DeadlineExceeded         DEADLINE_EXCEEDED
+    ├── RequestQuarantined       INTERNAL            ErrorInfo REQUEST_QUARANTINED
     └── InternalError            INTERNAL            the message is an id that the log has too
 
 Every message is written for the client. What Python says of an unforeseen exception goes to the log only.
@@ -100,7 +101,7 @@ class QueueFull(RequestError):
 
 
 class Unavailable(RequestError):
-    """No worker is ready, the request's worker was lost, or the router is shutting down."""
+    """No worker is ready, too many were lost with the request, or the router is shutting down."""
 
     code = grpc.StatusCode.UNAVAILABLE
     retry = True
@@ -116,6 +117,13 @@ class DeadlineExceeded(RequestError):
     """The call's deadline passed."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class RequestQuarantined(RequestError):
+    """Workers crashed while they ran the request; it is kept from the others."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "REQUEST_QUARANTINED"
 
 
 class InternalError(RequestError):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protos import worker_pb2
+from router.recovery import Recovery
 from router.worker_link import LinkListener, LinkLost, WorkerLink
 
 
@@ -41,9 +42,11 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
         self.links: list[WorkerLink] = []
 
-    def start(self, listener: LinkListener) -> None:
+    def start(self, listener: LinkListener, recovery: Recovery) -> None:
         """Begins to connect, for ever."""
-        self.links = [WorkerLink(address, self._worker_timeout, self._check, listener) for address in self._addresses]
+        self.links = [
+            WorkerLink(address, self._worker_timeout, self._check, listener, recovery) for address in self._addresses
+        ]
         self._tasks = [asyncio.create_task(link.run(), name=f"link {link.address}") for link in self.links]
 
     async def stop(self) -> None:

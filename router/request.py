@@ -11,6 +11,7 @@ from protos import inference_pb2, sampling_pb2
 from router.constraints import Constraint
 from router.detokenizer import Detokenizer
 from router.errors import DeadlineExceeded, InternalError, InvalidArgument, RequestError, Unavailable
+from router.recovery import Attempts
 from router.stop_strings import compile_stops
 from router.token_bytes import TokenBytes
 
@@ -115,8 +116,8 @@ class Choice:
     """One of a request's continuations. Workers' messages come in by ``take`` and ``finish``."""
 
     __slots__ = (
-        "_detokenizer", "_ending_ids", "_finished", "_logprobs", "_sent_finished", "_sent_ids", "_text",
-        "cached_tokens", "index", "link", "request", "slot", "token_ids",
+        "_cached_tokens", "_detokenizer", "_ending_ids", "_finished", "_logprobs", "_sent_finished", "_sent_ids",
+        "_text", "attempts", "index", "link", "request", "slot", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: "Request", index: int, token_bytes: TokenBytes) -> None:
@@ -127,7 +128,9 @@ class Choice:
         self.link: WorkerLink | None = None
         self.slot = -1
         self.token_ids: list[int] = []
-        self.cached_tokens = 0
+        # How often that went wrong.
+        self.attempts = Attempts()
+        self._cached_tokens: int | None = None
         stops = compile_stops(params.stop) if params.stop else None
         self._detokenizer = Detokenizer(token_bytes, stops, keep_stop=params.keep_stop, min_tokens=params.min_tokens)
         # A stop token ends the text before itself, unless the client wants to see it.
@@ -148,8 +151,19 @@ class Choice:
         """Choices of one request differ in their random numbers alone."""
         return (self.request.params.seed + self.index) % 2**64
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the first worker had in its prefix cache."""
+        return self._cached_tokens or 0
+
+    def admit(self, cached_tokens: int) -> None:
+        """A worker has begun to run it. What a later one finds in its cache is not what the client is to pay for."""
+        if self._cached_tokens is None:
+            self._cached_tokens = cached_tokens
+        self.request.begun.set()
+
     def usage(self) -> sampling_pb2.Usage:
-        """Its cost so far."""
+        """Its cost so far, as if the first worker had done all of it."""
         return sampling_pb2.Usage(
             prompt_tokens=self.request.prompt_tokens,
             completion_tokens=len(self.token_ids),
@@ -210,12 +224,8 @@ class Choice:
                 raise OutOfStep(
                     f"the sequence ended after {row.completion_tokens} tokens, of which {len(self.token_ids)} came"
                 )
-            self.cached_tokens = row.cached_tokens
-            text = self._detokenizer.flush()
-            if text and request.params.text:
-                self._text.append(text)
-            self._end(_STOP if self._detokenizer.stop_string is not None else reason, stop_token_id)
-            request.changed.set()
+            self.admit(row.cached_tokens)
+            self._complete(reason, stop_token_id)
         elif reason == sampling_pb2.FINISH_REASON_DEADLINE:
             request.fail(DeadlineExceeded("the deadline passed while the model was generating"))
         elif reason == sampling_pb2.FINISH_REASON_CANCELLED:
@@ -224,6 +234,23 @@ class Choice:
             request.fail(InvalidArgument(field, error))
         else:
             request.fail(InternalError(f"request {request.id}: the worker failed: {error or reason}"))
+
+    def end_if_complete(self) -> bool:
+        """Ends the choice if its last token was its end, of which its worker could not tell any more."""
+        params, last = self.request.params, self.token_ids[-1] if self.token_ids else -1
+        if last in params.eos_token_ids or last in params.stop_token_ids:
+            self._complete(_STOP, last)
+        elif len(self.token_ids) >= self.request.max_tokens:
+            self._complete(_LENGTH, None)
+        return self.ended
+
+    def _complete(self, reason: int, stop_token_id: int | None) -> None:
+        """All tokens are known: shows the rest of the text, in which a stop string may yet be found."""
+        text = self._detokenizer.flush()
+        if text and self.request.params.text:
+            self._text.append(text)
+        self._end(_STOP if self._detokenizer.stop_string is not None else reason, stop_token_id)
+        self.request.changed.set()
 
     def _end(self, reason: int, stop_token_id: int | None = None) -> None:
         finished = inference_pb2.Finished(index=self.index, usage=self.usage())
@@ -322,11 +349,16 @@ class Request:
             self.changed.set()
             self.begun.set()
 
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether all of them have come."""
+        return self.prompt_logprobs.end >= self.prompt_tokens
+
     def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
         """What the client was not sent yet of the prompt and of all choices. Counts as sent from then on."""
         unsent = []
         if self.params.prompt_logprobs is not None and not self._sent_prompt_logprobs:
-            if self.prompt_logprobs.end < self.prompt_tokens:
+            if not self.has_prompt_logprobs:
                 return []  # it comes before the first Delta
             self._sent_prompt_logprobs = True
             unsent.append(inference_pb2.GenerateResponse(prompt_logprobs=self._prompt_report()))

@@ -21,6 +21,7 @@ from router.errors import (
 )
 from router.fleet import Fleet, ModelLimits
 from router.prompt_encoder import PromptEncoder
+from router.recovery import Recovery
 from router.request import Request
 from router.scheduler import Scheduler
 from router.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         tokenizer, encoder: the model's.
         fleet: its workers.
         queue, scheduler: take requests from here on.
+        recovery: knows which prompts are kept from workers.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         fleet: Fleet,
         queue: WaitingQueue,
         scheduler: Scheduler,
+        recovery: Recovery,
     ) -> None:
         self._names = names
         self._tokenizer = tokenizer
         self._fleet = fleet
         self._queue = queue
         self._scheduler = scheduler
+        self._recovery = recovery
         self._encoder = encoder
         self._created = int(time.time())
         self._running: dict[str, Request] = {}
@@ -107,6 +111,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if params.bad_words:
                 request.bad_word_ids = await self._encoder.encode_words(params.bad_words)
             request.begin(token_ids, max_tokens, self._tokenizer.token_bytes)
+            self._recovery.check(request)
             self._scheduler.start(request)
             await self._answer(request, context)
         finally:
@@ -119,11 +124,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _answer(self, request: Request, context: Context) -> None:
         """Sends what there is whenever the client can take more: what comes meanwhile waits and goes out together."""
-        if request.params.constraint:
-            # The worker may yet find that the constraint cannot be followed; then nothing has started.
-            await request.begun.wait()
-            if request.failure is not None:
-                raise request.failure
+        # Until a worker runs it, it may yet be refused: for want of room, or for a grammar that cannot be followed.
+        await request.begun.wait()
+        if request.failure is not None:
+            raise request.failure
         started = inference_pb2.Started(
             request_id=request.id, model=request.params.model, prompt_tokens=request.prompt_tokens
         )

@@ -49,8 +49,8 @@ class SlotTable:
         self._generations[slot] += 1
         self._taken[slot] = True
         self._choices[slot] = choice
-        self._slot_tokens[slot] = choice.request.prompt_tokens
-        self.tokens += choice.request.prompt_tokens
+        self._slot_tokens[slot] = choice.request.prompt_tokens + len(choice.token_ids)
+        self.tokens += self._slot_tokens[slot]
         return slot, self._generations[slot]
 
     def forget(self, slot: int) -> int:

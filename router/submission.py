@@ -1,7 +1,10 @@
-"""What a worker is told of a sequence: everything that its request leaves open is resolved."""
+"""What a worker is told of a sequence: everything that its request leaves open is resolved.
+
+A choice that was begun on another worker goes on where it was: its output so far follows the prompt.
+"""
 
 from protos import sampling_pb2, worker_pb2
-from router.request import Choice
+from router.request import Choice, pack_ids
 
 
 def submission(choice: Choice) -> worker_pb2.Submit:
@@ -10,7 +13,8 @@ def submission(choice: Choice) -> worker_pb2.Submit:
     params = request.params
     submit = worker_pb2.Submit(
         request_id=request.id,
-        prompt_token_ids=request.prompt,
+        prompt_token_ids=request.prompt + pack_ids(choice.token_ids),
+        num_emitted=len(choice.token_ids),
         sampling=sampling_pb2.SamplingParams(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -34,6 +38,6 @@ def submission(choice: Choice) -> worker_pb2.Submit:
     )
     if params.logprobs is not None:
         submit.logprobs = params.logprobs
-    if params.prompt_logprobs is not None and choice.index == 0:  # one report is enough for all choices
-        submit.prompt_logprobs = params.prompt_logprobs
+    if params.prompt_logprobs is not None and choice.index == 0 and not request.has_prompt_logprobs:
+        submit.prompt_logprobs = params.prompt_logprobs  # one report is enough for all choices
     return submit

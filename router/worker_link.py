@@ -13,9 +13,12 @@ from typing import Any, Protocol
 import grpc
 from grpc.aio import StreamStreamCall
 
-from protos import worker_pb2, worker_pb2_grpc
+from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
 from protos.channel import CHANNEL_OPTIONS
-from router.errors import InvalidArgument, Unavailable
+from router.circuit_breaker import CircuitBreaker
+from router.errors import InvalidArgument
+from router.heartbeat import Health, Heartbeat
+from router.recovery import Loss, Recovery
 from router.request import Choice, OutOfStep
 from router.slot_table import SlotTable
 from router.submission import submission
@@ -25,7 +28,7 @@ logger = logging.getLogger(__name__)
 PROTOCOL_VERSION = 2
 # StepBatches that the worker may have under way.
 CREDIT_WINDOW = 32
-PING_INTERVAL_S = 1.0
+PING_INTERVAL_S = 0.25
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
 _MAX_TIME_LEFT_MS = 2**32 - 1
@@ -41,8 +44,15 @@ _OPTIONS = [
 Call = StreamStreamCall[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
 
 
+_GIVEN_UP = (sampling_pb2.FINISH_REASON_CANCELLED, sampling_pb2.FINISH_REASON_ERROR)
+
+
 class LinkLost(Exception):
     """The stream ended or cannot be trusted; the message is for the log."""
+
+    def __init__(self, message: str, loss: Loss = Loss.FAILED) -> None:
+        super().__init__(message)
+        self.loss = loss
 
 
 class LinkListener(Protocol):
@@ -55,7 +65,7 @@ class LinkListener(Protocol):
         """A link can take a sequence that it could not take before."""
 
     def put_back(self, choice: Choice) -> None:
-        """A worker refused a choice for now; it must wait for its turn again."""
+        """A worker refused a choice for now, or was lost with it; it must wait for its turn again."""
 
 
 class WorkerLink:
@@ -66,6 +76,7 @@ class WorkerLink:
         worker_timeout: seconds without a Pong after which the worker counts as lost.
         check: raises LinkLost when the worker does not belong to the fleet.
         listener: is told of changes.
+        recovery: takes what a lost worker ran.
     """
 
     def __init__(
@@ -74,6 +85,7 @@ class WorkerLink:
         worker_timeout: float,
         check: Callable[["WorkerLink", worker_pb2.Hello], None],
         listener: LinkListener,
+        recovery: Recovery,
     ) -> None:
         self.address = address
         self.hello: worker_pb2.Hello | None = None
@@ -81,13 +93,20 @@ class WorkerLink:
         self._timeout = worker_timeout
         self._check = check
         self._listener = listener
+        self._recovery = recovery
+        self._breaker = CircuitBreaker()
+        self._heartbeat = Heartbeat(worker_timeout)
+        # What was found at the last tick, so that changes are noticed.
+        self._had_room = False
+        # The worker shuts down.
         self._draining = False
+        # It is no longer one of ours: the link ends when nothing runs through it.
+        self._retired = False
         # The worker said so; until the next sign that something has changed there.
         self._full = False
         self._outgoing: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(_QUEUE_SPARE)
         self._broken = asyncio.Event()
         self._credit_owed = 0
-        self._silent_pings = 0
         self._last_loss = ""
 
     @property
@@ -98,29 +117,46 @@ class WorkerLink:
     @property
     def ready(self) -> bool:
         """Whether the worker is there and takes new sequences, if not at this moment."""
-        return self.hello is not None and not self._draining
+        return self.hello is not None and not self._draining and not self._retired
 
     @property
     def has_room(self) -> bool:
         """Whether ``submit`` is possible now."""
-        return self.ready and not self._full and self.slots.has_free
+        return (
+            self.ready
+            and not self._full
+            and self.slots.has_free
+            and self._heartbeat.health is Health.ALIVE
+            and self._breaker.admits(self.slots.running)
+        )
+
+    def retire(self) -> None:
+        """The worker is no longer one of ours: it gets nothing new, and ``run`` ends when it has no sequence left."""
+        self._retired = True
+        self._listener.readiness_changed()
+
+    def recall(self) -> None:
+        """Undoes ``retire``."""
+        self._retired = False
+        self._listener.readiness_changed()
+        self._listener.capacity_changed()
 
     # ---- the stream's life ----
 
     async def run(self) -> None:
-        """Keeps the stream up until cancelled."""
+        """Keeps the stream up until cancelled or retired."""
         backoff = FIRST_BACKOFF_S
-        while True:
+        while not self._retired:
             try:
                 await self._connect()
-            except LinkLost as loss:
+            except LinkLost as lost:
                 if self.hello is not None:
                     backoff = FIRST_BACKOFF_S
-                self._down(str(loss))
+                self._down(str(lost), lost.loss)
             except Exception:
                 logger.exception("worker %s: its link failed and is made anew", self.address)
             finally:
-                self._down("")
+                self._down("", Loss.FAILED)
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(backoff * 2, LAST_BACKOFF_S)
 
@@ -133,7 +169,7 @@ class WorkerLink:
                 self._up(await self._read_hello(call))
                 tasks = [
                     asyncio.create_task(run(call), name=f"{run.__name__} {self.address}")
-                    for run in (self._read, self._write, self._ping, self._wait_broken)
+                    for run in (self._read, self._write, self._watch, self._wait_broken)
                 ]
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -165,7 +201,8 @@ class WorkerLink:
         self._outgoing = asyncio.Queue(2 * hello.max_slots + _QUEUE_SPARE)
         self._broken.clear()
         self._draining = self._full = False
-        self._credit_owed = self._silent_pings = 0
+        self._heartbeat = Heartbeat(self._timeout)
+        self._credit_owed = 0
         self._last_loss = ""
         self.hello = hello
         logger.info(
@@ -176,19 +213,30 @@ class WorkerLink:
         self._listener.readiness_changed()
         self._listener.capacity_changed()
 
-    def _down(self, loss: str) -> None:
-        """The stream is gone, and with it all that ran through it."""
+    def _down(self, reason: str, loss: Loss) -> None:
+        """The stream is gone; what ran through it goes on elsewhere, the oldest slots' choices first."""
         was_up, self.hello = self.hello is not None, None
         lost = list(self.slots.choices())
         self.slots = SlotTable(0)
-        for choice in lost:
-            choice.link = None
-            choice.request.fail(Unavailable("the worker running this request was lost; send it again"))
+        if self._draining or self._retired:
+            loss = Loss.LEFT
         if was_up:
             self._listener.readiness_changed()
-        if loss and loss != self._last_loss:  # a worker that is away for hours is worth one line
-            logger.warning("worker %s: %s%s", self.address, loss, f"; {len(lost)} sequences lost" if was_up else "")
-            self._last_loss = loss
+        if reason and reason != self._last_loss:  # a worker that is away for hours is worth one line
+            logger.warning("worker %s: %s%s", self.address, reason, f"; {len(lost)} sequences move on" if lost else "")
+            self._last_loss = reason
+        if lost:
+            self._note_loss(loss)
+        for choice in reversed(lost):  # each is put before those that were put back before it
+            self._give_back(choice, loss)
+
+    def _give_back(self, choice: Choice, loss: Loss) -> None:
+        choice.link = None
+        self._recovery.lost(choice, loss, self.address)
+
+    def _note_loss(self, loss: Loss) -> None:
+        if loss is not Loss.LEFT and self._breaker.lost():
+            logger.warning("worker %s loses its work again and again; it rests %g s", self.address, self._breaker.pause)
 
     # ---- up ----
 
@@ -228,15 +276,24 @@ class WorkerLink:
                 await asyncio.sleep(self._timeout)
                 raise LinkLost("its stream takes no more messages") from None
 
-    async def _ping(self, call: Call) -> None:
-        """Counts ticks instead of time: when this process itself was stopped, its workers are not to blame."""
+    async def _watch(self, call: Call) -> None:
+        """Pings, and looks what became of the pings before."""
         interval = min(PING_INTERVAL_S, self._timeout / 5)
         for nonce in itertools.count():
-            if self._silent_pings * interval >= self._timeout:
-                raise LinkLost(f"it did not answer for {self._timeout:g} s")
-            self._silent_pings += 1
+            if self._heartbeat.health is Health.LOST:
+                raise LinkLost(str(self._heartbeat))
+            if self._retired and not self.slots.running:
+                raise LinkLost("it is no longer one of the workers", Loss.LEFT)
+            self._notice_room()
             self._send(worker_pb2.RouterMessage(ping=worker_pb2.Ping(nonce=nonce)))
             await asyncio.sleep(interval)
+            self._heartbeat.tick(interval)
+
+    def _notice_room(self) -> None:
+        """Tells of room that came with time alone: the worker is no longer suspect, or its breaker's pause is over."""
+        had_room, self._had_room = self._had_room, self.has_room
+        if self._had_room and not had_room:
+            self._listener.capacity_changed()
 
     async def _wait_broken(self, call: Call) -> None:
         await self._broken.wait()
@@ -257,20 +314,31 @@ class WorkerLink:
             case "step_batch":
                 self._on_batch(message.step_batch)
             case "pong":
-                self._silent_pings = 0
-                self._not_full()
+                self._on_pong(message.pong)
             case "rejected":
                 self._on_rejected(message.rejected)
             case other:
                 raise OutOfStep(f"{other} is unexpected here")
+
+    def _on_pong(self, pong: worker_pb2.Pong) -> None:
+        self._heartbeat.pong(pong)
+        if pong.draining:
+            self._on_draining()
+        self._notice_room()
+        self._not_full()
+
+    def _on_draining(self) -> None:
+        if not self._draining:
+            self._draining = True
+            logger.info("worker %s is shutting down", self.name)
+            self._listener.readiness_changed()
 
     def _on_batch(self, batch: worker_pb2.StepBatch) -> None:
         slots = self.slots
         for admitted in batch.admitted:
             choice = slots.find(admitted.slot, admitted.generation)
             if choice is not None:
-                choice.cached_tokens = admitted.cached_tokens
-                choice.request.begun.set()
+                choice.admit(admitted.cached_tokens)
         for report in batch.prompt_logprobs:
             choice = slots.find(report.slot, report.generation)
             if choice is not None:
@@ -282,17 +350,17 @@ class WorkerLink:
                 choice.take_logprobs(report.first_index, report.logprobs)
         for slot in slots.deliver(batch):
             self._cancel_slot(slot)
-        for row in batch.finished:
-            choice = slots.find(row.slot, row.generation)
-            if choice is not None:
-                stop_token_id = row.stop_token_id if row.HasField("stop_token_id") else None
-                choice.finish(row.usage, row.reason, stop_token_id, row.error, row.field)
-                choice.link = None
-            slots.free(row.slot, row.generation)
+        given_up = [choice for row in batch.finished if (choice := self._on_finished(row)) is not None]
         self._credit_owed += 1
         if self._credit_owed >= CREDIT_WINDOW // 2:
             self._send(worker_pb2.RouterMessage(credit=worker_pb2.Credit(step_batches=self._credit_owed)))
             self._credit_owed = 0
+        if batch.slots:
+            self._breaker.progressed()
+        if given_up:
+            self._note_loss(Loss.CRASHED)
+        for choice in reversed(given_up):
+            self._give_back(choice, Loss.CRASHED)
         if batch.finished:
             self._full = False
             self._listener.capacity_changed()
@@ -304,14 +372,26 @@ class WorkerLink:
             self._full = False
             self._listener.capacity_changed()
 
+    def _on_finished(self, row: worker_pb2.FinishedSlot) -> Choice | None:
+        """A sequence ended. Returns its choice if another worker must take it up."""
+        choice = self.slots.find(row.slot, row.generation)
+        given_up = choice is not None and row.reason in _GIVEN_UP and not row.field
+        if choice is not None and not given_up:
+            stop_token_id = row.stop_token_id if row.HasField("stop_token_id") else None
+            choice.finish(row.usage, row.reason, stop_token_id, row.error, row.field)
+            choice.link = None
+            self._breaker.succeeded()
+        self.slots.free(row.slot, row.generation)
+        if not given_up:
+            return None
+        logger.error("worker %s gave up a sequence: %s", self.name, row.error or "cancelled")
+        return choice
+
     def _on_rejected(self, rejected: worker_pb2.Rejected) -> None:
         choice = self.slots.find(rejected.slot, rejected.generation)
         self.slots.free(rejected.slot, rejected.generation)
         if rejected.reason == worker_pb2.Rejected.REASON_DRAINING:
-            if not self._draining:
-                self._draining = True
-                logger.info("worker %s is shutting down", self.name)
-                self._listener.readiness_changed()
+            self._on_draining()
         elif rejected.reason == worker_pb2.Rejected.REASON_FULL:
             self._full = True
         if choice is None:
@@ -332,7 +412,7 @@ async def _next(call: Call) -> worker_pb2.WorkerMessage:
     try:
         message: Any = await call.read()
     except grpc.aio.AioRpcError as error:
-        raise LinkLost(f"{error.code().name}: {error.details()}") from None
+        raise LinkLost(f"{error.code().name}: {error.details()}", Loss.CRASHED) from None
     if message is grpc.aio.EOF:
         raise LinkLost("it closed the stream")
     received: worker_pb2.WorkerMessage = message

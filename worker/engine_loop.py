@@ -4,13 +4,13 @@ import asyncio
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 
 from protos import worker_pb2
 from worker.engine import Engine
 from worker.prefix_changes import PrefixChanges
 from worker.sequence import FinishReason, Sequence
+from worker.step_clock import StepClock
 from worker.step_plan import StepOutput
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,9 @@ class EngineLoop:
         on_prefix_changes: called on the event loop after steps that changed what the prefix cache knows, before their
             output; only while it is watched.
         on_failure: called on the event loop once, when a step raised or the engine was lost; it is dead from then on.
+
+    Attributes:
+        clock: how long steps take.
     """
 
     def __init__(
@@ -42,20 +45,13 @@ class EngineLoop:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._step_started: float | None = None
-        self._busy_s = 0.0
+        self.clock = StepClock()
         self._failed = False
 
     @property
     def step(self) -> int:
         """Steps ended since the start."""
         return self._engine.num_steps
-
-    @property
-    def step_age(self) -> float:
-        """Seconds that the running step has taken so far; 0 when the engine is idle."""
-        started = self._step_started
-        return 0.0 if started is None else time.monotonic() - started
 
     def start(self) -> worker_pb2.Load:
         """Starts the thread; outputs go to the running event loop. Returns the load at rest."""
@@ -95,10 +91,9 @@ class EngineLoop:
         assert self._loop is not None
         try:
             while self._obey():
-                self._step_started = started = time.monotonic()
+                self.clock.start()
                 output = self._engine.step()
-                self._step_started = None
-                self._busy_s += time.monotonic() - started
+                self.clock.stop()
                 self._hand_out_changes()
                 self._loop.call_soon_threadsafe(self._on_output, output, self._load())
         except Exception as error:  # whatever a step raises, the requests must hear of it
@@ -144,5 +139,5 @@ class EngineLoop:
             cached_blocks=scheduler.pool.num_cached,
             num_preemptions=scheduler.num_preemptions,
             prefill_tokens=scheduler.num_prefill_tokens,
-            busy_us=int(self._busy_s * 1e6),
+            busy_us=int(self.clock.busy * 1e6),
         )

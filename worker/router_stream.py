@@ -38,7 +38,7 @@ class RouterStream:
         submit, cancel: hand a sequence, and what its output must be, to the engine, or end it there; ``submit`` returns
             why it cannot, if it cannot.
         subscribe: has ``prefix_snapshot`` called, and ``prefix_changed`` from there on.
-        describe_step: (steps ended, seconds of the running step), for Pong.
+        pong: what a Pong says of the engine.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class RouterStream:
         submit: Callable[["RouterStream", Sequence, Constraint | None], "worker_pb2.Rejected.Reason | None"],
         cancel: Callable[[Sequence], None],
         subscribe: Callable[["RouterStream"], None],
-        describe_step: Callable[[], tuple[int, float]],
+        pong: Callable[[], worker_pb2.Pong],
     ) -> None:
         self._limits = limits
         self._max_slots = max_slots
         self._submit_to_engine = submit
         self._cancel_in_engine = cancel
         self._subscribe = subscribe
-        self._describe_step = describe_step
+        self._pong = pong
         self._sequences: dict[Slot, Sequence] = {}
         self._slots: dict[Sequence, Slot] = {}
         self._newest_generation: dict[int, int] = {}
@@ -96,7 +96,7 @@ class RouterStream:
                     self._credit += message.credit.step_batches
                     self._wake.set()
                 case "ping":
-                    self._reply(worker_pb2.WorkerMessage(pong=self._pong(message.ping.nonce)))
+                    self.send_pong(message.ping.nonce)
                 case "subscribe_kv_events":
                     if self._kv_events.ask():
                         self._subscribe(self)
@@ -135,9 +135,12 @@ class RouterStream:
         )
         self._reply(worker_pb2.WorkerMessage(rejected=rejected))
 
-    def _pong(self, nonce: int) -> worker_pb2.Pong:
-        step, age = self._describe_step()
-        return worker_pb2.Pong(nonce=nonce, step=step, step_age_ms=int(age * 1000), load=self._load)
+    def send_pong(self, nonce: int = 0) -> None:
+        """Says how the engine is, in answer to a Ping or by itself."""
+        pong = self._pong()
+        pong.nonce = nonce
+        pong.load.CopyFrom(self._load)
+        self._reply(worker_pb2.WorkerMessage(pong=pong))
 
     def _reply(self, message: worker_pb2.WorkerMessage) -> None:
         self._replies.append(message)

@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -67,6 +68,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def drain(self, grace: float) -> None:
         """Refuses new sequences, gives running ones ``grace`` seconds, then ends all streams and the engine."""
         self._draining = True
+        for stream in self._streams:
+            stream.send_pong()
         try:
             await asyncio.wait_for(self._idle.wait(), grace)
         except TimeoutError:
@@ -93,7 +96,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._submit,
             self._cancel,
             self._subscribe,
-            lambda: (serving.loop.step, serving.loop.step_age),
+            partial(self._pong, serving),
         )
         stream.step_ended(serving.loop.step, self._load)
         self._streams.add(stream)
@@ -129,6 +132,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             max_slots=serving.max_slots,
             takes_priorities=limits.takes_priorities,
             enable_prefix_caching=limits.enable_prefix_caching,
+        )
+
+    def _pong(self, serving: Serving) -> worker_pb2.Pong:
+        """How the engine is, but for its load."""
+        clock = serving.loop.clock
+        return worker_pb2.Pong(
+            step=serving.loop.step,
+            step_age_ms=int(clock.age * 1000),
+            draining=self._draining,
+            step_time_us=int(clock.typical * 1e6),
+            longest_step_us=int(clock.longest * 1e6),
         )
 
     def _submit(

@@ -214,7 +214,7 @@ class LLMEngine:
         """Hands a step's results to the requests' records, as the router's link to a worker does."""
         for seq in output.admitted:
             if (choice := self._find(seq)) is not None:
-                choice.cached_tokens = seq.num_cached_tokens or 0
+                choice.admit(seq.num_cached_tokens or 0)
                 metrics = self._requests[choice.request.id].metrics
                 metrics.first_scheduled_time = metrics.first_scheduled_time or now
         for seq, first_index, rows in output.prompt_logprobs:

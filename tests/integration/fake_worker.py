@@ -70,6 +70,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     Attributes:
         gate: the engine steps while it is set.
         deaf: messages are not read any more, pings not answered.
+        pong: fields of the answers to pings.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.gate = asyncio.Event()
         self.gate.set()
         self.deaf = False
+        self.pong: dict[str, Any] = {}
         self.streams: list[Stream] = []
         self.submits: list[worker_pb2.Submit] = []
         self.cancels: list[worker_pb2.CancelSlot] = []
@@ -145,7 +147,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     yield stream.replies.pop(0)
                 pending = stream.rows or stream.admitted or stream.finished
                 full = any(len(ids) >= self.merge for _, ids in stream.rows.values())
-                if pending and stream.credit and (full or stream.finished):
+                if pending and stream.credit and (full or stream.finished or stream.admitted):
                     stream.credit -= 1
                     self.batches += 1
                     yield worker_pb2.WorkerMessage(step_batch=self._batch(stream))
@@ -173,7 +175,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     self.credits.append(message.credit.step_batches)
                     stream.credit += message.credit.step_batches
                 case "ping":
-                    stream.send(pong=worker_pb2.Pong(nonce=message.ping.nonce))
+                    stream.send(pong=worker_pb2.Pong(nonce=message.ping.nonce, **self.pong))
             stream.wake.set()
             self._changed.set()
 
@@ -185,7 +187,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             stream.send(rejected=rejected)
             return
         assert submit.slot not in {slot for slot, _ in stream.running}, "the slot is in use"
-        stream.running[key] = Running(submit, array("I", submit.prompt_token_ids).tolist())
+        ids = array("I", submit.prompt_token_ids).tolist()
+        start = len(ids) - submit.num_emitted
+        stream.running[key] = Running(submit, ids[:start], submit.num_emitted)
         stream.admitted.append(worker_pb2.Admitted(slot=key[0], generation=key[1], cached_tokens=3))
 
     async def _run(self, stream: Stream) -> None:
