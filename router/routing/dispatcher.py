@@ -49,8 +49,16 @@ class Dispatcher:
 
     def add(self, entry: Waiting) -> None:
         """A request waits from now on."""
-        entry.missing = self._missing(entry, self._index.match(entry.names))
+        entry.missing = self.missing(entry)
         self._queue.add(entry)
+
+    def missing(self, entry: Waiting) -> int:
+        """Prompt tokens that the worker which has most of the prompt would have to compute."""
+        return self._missing(entry, self._index.match(entry.names))
+
+    def is_hopeless(self, entry: Waiting, now: float) -> bool:
+        """Whether a request's deadline passes before any worker could give it a first token."""
+        return self._is_hopeless(self.question(entry, now), [view for view in self.views if view.accepting])
 
     def dispatch(self, now: float) -> Dispatch:
         """Gives workers with room what they should have. ``now``: seconds."""

@@ -47,7 +47,8 @@ class WorkerView:
         throughput: its speed.
 
     Attributes:
-        accepting: whether it takes sequences, slots aside.
+        accepting: whether it takes sequences at all; such a worker may be worth waiting for.
+        open: whether it has a slot now.
         backlog: prompt tokens that it was given and has not computed.
     """
 
@@ -63,6 +64,7 @@ class WorkerView:
         self.max_slots = hello.max_slots
         self.step_budget = hello.max_num_batched_tokens
         self.accepting = True
+        self.open = True
         self.running = 0
         self.prefilling: set[Placed] = set()
         self.backlog = 0
@@ -79,7 +81,7 @@ class WorkerView:
     def has_room(self) -> bool:
         """Whether it can start another sequence soon: with its next step, or the one after."""
         limit = self.step_budget + ROUND_TRIP_S * self.throughput.prefill_rate
-        return self.accepting and self.running < self.max_slots and self.backlog < limit
+        return self.accepting and self.open and self.running < self.max_slots and self.backlog < limit
 
     def fits(self, blocks: int) -> bool:
         """Whether so many more blocks can be had without evicting what runs. A worker that runs nothing must cope."""
