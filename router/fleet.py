@@ -45,7 +45,8 @@ class Fleet:
     def start(self, listener: LinkListener, recovery: Recovery) -> None:
         """Begins to connect, for ever."""
         self.links = [
-            WorkerLink(address, self._worker_timeout, self._check, listener, recovery) for address in self._addresses
+            WorkerLink(address, self._worker_timeout, self._check, listener, recovery, self._others_work)
+            for address in self._addresses
         ]
         self._tasks = [asyncio.create_task(link.run(), name=f"link {link.address}") for link in self.links]
 
@@ -67,6 +68,9 @@ class Fleet:
             if link.hello is not None:
                 return _limits(link.hello)
         return None
+
+    def _others_work(self, link: WorkerLink) -> bool:
+        return any(other.works for other in self.links if other is not link)
 
     def _check(self, link: WorkerLink, hello: worker_pb2.Hello) -> None:
         """Raises LinkLost when a worker does not fit this router's tokenizer or the other workers."""

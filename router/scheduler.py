@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from protos import worker_pb2
+from protos import inference_pb2, worker_pb2
 from router.admission import WaitingQueue
 from router.errors import DeadlineExceeded, QueueFull, Unavailable
+from router.explanation import explain
 from router.fleet import Fleet
 from router.fleet_view import FleetView
 from router.request import Choice, Request
@@ -69,6 +70,20 @@ class Scheduler:
                 choice.link.cancel(choice)
         # Cancelling frees nothing yet, but others may have waited behind this one.
         self.capacity_changed()
+
+    def explain(self, prompt: bytes, cache_salt: bytes, session_id: bytes) -> inference_pb2.ExplainResponse:
+        """What would become of a prompt (packed ids) that came now."""
+        self._view.refresh()
+        return explain(
+            prompt,
+            cache_salt,
+            session_id,
+            links=self._fleet.links,
+            view=self._view,
+            dispatcher=self._dispatcher,
+            queued=len(self._queue),
+            now=asyncio.get_running_loop().time(),
+        )
 
     # ---- LinkListener ----
 

@@ -65,7 +65,7 @@ class LinkListener(Protocol):
         """A link can take a sequence that it could not take before."""
 
     def put_back(self, choice: Choice) -> None:
-        """A worker refused a choice for now, or was lost with it; it must wait for its turn again."""
+        """A worker refused a choice for now, or was lost with it: it is the next one. ``capacity_changed`` follows."""
 
     def joined(self, link: "WorkerLink") -> None:
         """A link is up; its ``hello`` is known."""
@@ -95,6 +95,7 @@ class WorkerLink:
         check: raises LinkLost when the worker does not belong to the fleet.
         listener: is told of changes.
         recovery: takes what a lost worker ran.
+        others_work: whether other workers do: the last one gets no rest, however often it fails.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class WorkerLink:
         check: Callable[["WorkerLink", worker_pb2.Hello], None],
         listener: LinkListener,
         recovery: Recovery,
+        others_work: Callable[["WorkerLink"], bool],
     ) -> None:
         self.address = address
         self.hello: worker_pb2.Hello | None = None
@@ -112,6 +114,7 @@ class WorkerLink:
         self._check = check
         self._listener = listener
         self._recovery = recovery
+        self._others_work = others_work
         self._breaker = CircuitBreaker()
         self._heartbeat = Heartbeat(worker_timeout)
         # What was found at the last tick, so that changes are noticed.
@@ -138,9 +141,18 @@ class WorkerLink:
         return self.hello is not None and not self._draining and not self._retired
 
     @property
+    def works(self) -> bool:
+        """Whether the worker is ready and there is no doubt about it."""
+        return self.ready and self._heartbeat.health is Health.ALIVE and not self._breaker.pause
+
+    @property
     def accepting(self) -> bool:
         """Whether the worker takes new sequences, if not at this moment for want of room."""
-        return self.ready and self._heartbeat.health is Health.ALIVE and self._breaker.admits(self.slots.running)
+        return (
+            self.ready
+            and self._heartbeat.health is Health.ALIVE
+            and (self._breaker.admits(self.slots.running) or not self._others_work(self))
+        )
 
     @property
     def has_room(self) -> bool:
@@ -241,6 +253,7 @@ class WorkerLink:
         if was_up:
             self._listener.left(self)
             self._listener.readiness_changed()
+        self._had_room = False
         if reason and reason != self._last_loss:  # a worker that is away for hours is worth one line
             logger.warning("worker %s: %s%s", self.address, reason, f"; {len(lost)} sequences move on" if lost else "")
             self._last_loss = reason
@@ -248,6 +261,8 @@ class WorkerLink:
             self._note_loss(loss)
         for choice in reversed(lost):  # each is put before those that were put back before it
             self._give_back(choice, loss)
+        if lost:
+            self._listener.capacity_changed()
 
     def _give_back(self, choice: Choice, loss: Loss) -> None:
         choice.link = None
@@ -340,11 +355,15 @@ class WorkerLink:
                 self._on_pong(message.pong)
             case "rejected":
                 self._on_rejected(message.rejected)
+            case "kv_events":
+                self._listener.told(self, message.kv_events)
+                self._return_credit()
             case other:
                 raise OutOfStep(f"{other} is unexpected here")
 
     def _on_pong(self, pong: worker_pb2.Pong) -> None:
         self._heartbeat.pong(pong)
+        self._listener.heard(self, pong)
         if pong.draining:
             self._on_draining()
         self._notice_room()
@@ -432,6 +451,7 @@ class WorkerLink:
             choice.request.fail(InvalidArgument(rejected.field, message))
         else:
             self._listener.put_back(choice)
+            self._listener.capacity_changed()
 
 
 async def _next(call: Call) -> worker_pb2.WorkerMessage:

@@ -62,7 +62,7 @@ class PowerOfTwoRule(Rule):
 
 
 class SGLangRule(Rule):
-    """``cache_aware`` with the defaults of the sglang-router 0.3.2 wheel: a tree of what was sent, a guard on counts."""
+    """``cache_aware`` with the defaults of sglang-router 0.3.2: a tree of what was sent, and a guard on counts."""
 
     name = "sglang cache_aware"
     THRESHOLD, ABSOLUTE, RELATIVE = 0.3, 64, 1.5

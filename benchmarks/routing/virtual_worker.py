@@ -1,8 +1,8 @@
 """A worker in virtual time: what the router's decisions cost, without a model.
 
 A step takes ``step_s``, and for each prompt token 1 / ``prefill_rate``, and for each decoding sequence ``decode_s``.
-Prompts are computed in order of arrival, in chunks within the step's budget; blocks are shared by name and evicted least
-recently used first; a sequence is admitted when blocks for its prompt and its whole output can be had.
+Prompts are computed in order of arrival, in chunks within the step's budget; blocks are shared by name and evicted
+least recently used first; a sequence is admitted when blocks for its prompt and its whole output can be had.
 """
 
 import heapq

@@ -25,12 +25,14 @@ def mooncake(path: Path, speedup: float, seed: int) -> list[Job]:
         for line in lines:
             row = json.loads(line)
             names = [ident.to_bytes(16, "big") for ident in row["hash_ids"][: row["input_length"] // 512]]
-            arrival = max(0.0, row["timestamp"] / 1000 + 0*chance.uniform(-1, 1)) / speedup
+            arrival = max(0.0, row["timestamp"] / 1000 + 0 * chance.uniform(-1, 1)) / speedup
             jobs.append(Job(arrival, row["input_length"], max(1, row["output_length"]), names))
     return sorted(jobs, key=lambda job: job.arrival_s)
 
 
-def prefix_groups(rate: float, seconds: float, block_size: int, seed: int, groups: int = 150, users: int = 5) -> list[Job]:
+def prefix_groups(
+    rate: float, seconds: float, block_size: int, seed: int, groups: int = 150, users: int = 5
+) -> list[Job]:
     """Groups of users who share 6000 tokens and each add 1200 of their own; 200 tokens of output."""
     chance = random.Random(seed)
     jobs = []
@@ -58,7 +60,7 @@ def hot_prefix(rate: float, seconds: float, block_size: int, seed: int) -> list[
 
 
 def conversations(rate: float, seconds: float, block_size: int, seed: int) -> list[Job]:
-    """Chats of several turns: each turn's prompt is all that was said before, and 500 more tokens; a common beginning."""
+    """Chats of several turns, with one beginning in common: each prompt is all that was said before, and more."""
     chance = random.Random(seed)
     jobs = []
     now = 0.0

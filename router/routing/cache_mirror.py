@@ -26,7 +26,7 @@ class MirrorState(StrEnum):
     EXACT = "exact"
     # A change was missed and a new snapshot is under way.
     DEGRADED = "degraded"
-    # The worker tells nothing, or nothing any more: what is known is what was sent there, least recently used out first.
+    # The worker tells nothing, or no more: what was sent there is known, and the least recently used goes first.
     APPROXIMATE = "approximate"
 
 

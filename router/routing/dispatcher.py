@@ -102,6 +102,17 @@ class Dispatcher:
             self._queue.discard(entry)
         return done
 
+    def choose_now(self, entry: Waiting, now: float) -> WorkerView | None:
+        """The worker that a request would get if it came now, before all others; None: it would wait."""
+        candidates = [view for view in self.views if view.accepting]
+        roomy = {view.number for view in candidates if view.has_room}
+        if not roomy:
+            return None
+        if not self.policy.waits:
+            candidates = [view for view in candidates if view.number in roomy]
+        view = self.policy.choose(self.question(entry, now), candidates)
+        return view if view.number in roomy else None
+
     def question(self, entry: Waiting, now: float) -> Question:
         """What would be asked about a request that comes now, before all others."""
         return Question(entry, self._index.match(entry.names), {}, now)

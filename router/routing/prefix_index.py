@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 class PrefixIndex:
     """What is known of all workers' prefix caches together. Workers are small integers.
 
-    A prefix is walked from its first block, never searched by bisection: a worker may have lost a block in the middle of
-    what it has. The walk costs a quarter of naming the blocks.
+    A prefix is walked from its first block, never searched by bisection: a worker may have lost a block in the middle
+    of what it has. The walk costs a quarter of naming the blocks.
     """
 
     def __init__(self) -> None:

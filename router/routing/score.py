@@ -5,9 +5,9 @@
     decode   missing tokens / its rate * its decoding sequences / DECODES_A_DOUBLING
     memory   MEMORY_WEIGHT * what is above MEMORY_LIMIT of its blocks, squared, in units of 1 - MEMORY_LIMIT
 
-A missing token weighs more than the time it takes: it also takes the room of something cached, and is missing next time
-wherever it was not computed. With a weight of 1 each request gets its own earliest first token and prefixes spread until
-none is cached well; from 4 to 16 the outcome is flat (benchmarks/routing).
+A missing token weighs more than the time it takes: computing it also evicts something else. With a weight of 1 each
+request gets its own earliest first token, and prefixes spread until none is cached well; from 4 to 16 the outcome is
+flat (benchmarks/routing).
 """
 
 from dataclasses import dataclass
@@ -57,6 +57,6 @@ def score(view: WorkerView, prompt_tokens: int, cached_tokens: int, reserved: in
     )
 
 
-def first_token_s(view: WorkerView, prompt_tokens: int, cached_tokens: int, ahead: int = 0) -> float:
-    """Seconds until a worker could give a request its first token, if it gets nothing else before but ``ahead`` tokens."""
-    return (view.backlog + ahead + prompt_tokens - cached_tokens) / view.throughput.prefill_rate
+def first_token_s(view: WorkerView, prompt_tokens: int, cached_tokens: int) -> float:
+    """Seconds until a worker could give a request its first token, if it got nothing else meanwhile."""
+    return (view.backlog + prompt_tokens - cached_tokens) / view.throughput.prefill_rate

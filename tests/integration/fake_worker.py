@@ -70,6 +70,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     Attributes:
         gate: the engine steps while it is set.
         deaf: messages are not read any more, pings not answered.
+        mute: pings are not answered, all else goes on.
+        dies_at: output index of the token that kills this worker when it is computed.
         pong: fields of the answers to pings.
     """
 
@@ -94,6 +96,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.gate = asyncio.Event()
         self.gate.set()
         self.deaf = False
+        self.mute = False
+        self.dies_at: int | None = None
         self.pong: dict[str, Any] = {}
         self.streams: list[Stream] = []
         self.submits: list[worker_pb2.Submit] = []
@@ -174,7 +178,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 case "credit":
                     self.credits.append(message.credit.step_batches)
                     stream.credit += message.credit.step_batches
-                case "ping":
+                case "ping" if not self.mute:
                     stream.send(pong=worker_pb2.Pong(nonce=message.ping.nonce, **self.pong))
             stream.wake.set()
             self._changed.set()
@@ -198,6 +202,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if not (stream.running and self.gate.is_set()):
                 await asyncio.sleep(0.001)
                 continue
+            if any(seq.emitted == self.dies_at for seq in stream.running.values()):
+                self.death = asyncio.create_task(self.kill())
+                return
             for key, seq in list(stream.running.items()):
                 token_id = self.token(seq.prompt, seq.emitted)
                 stream.rows.setdefault(key, (seq.emitted, []))[1].append(token_id)

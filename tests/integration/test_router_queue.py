@@ -19,7 +19,7 @@ def up_to(max_tokens: int) -> sampling_pb2.StopConditions:
 
 
 async def started(call) -> None:
-    """Waits until a call was accepted."""
+    """Waits until a worker has begun to run a call."""
     assert (await call.read()).WhichOneof("event") == "started"
 
 
@@ -74,8 +74,10 @@ async def test_full_queue_refuses_and_says_when_to_retry(demo_tokenizer):
         calls = []
         for number in range(3):
             calls.append(client.call(stopping=up_to(1)))
-            await started(calls[-1])
-            await client.until_running(1) if not number else None
+            if number < 2:  # a full queue has no place for a question either
+                await client.until_explained(
+                    lambda explained, number=number: (explained.candidates[0].running, explained.queued) == (1, number)
+                )
         failed = await failure(client.generate())
         assert (failed.code, failed.retry_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1)
         calls[-1].cancel()  # its place is free again
@@ -102,14 +104,15 @@ async def test_patience_ends(demo_tokenizer):
 async def test_queued_requests_outlive_the_last_worker(demo_tokenizer):
     async with FakeWorker(max_slots=1) as worker, running_router(demo_tokenizer, worker) as client:
         worker.gate.clear()
-        first = asyncio.create_task(failure(client.generate(stopping=up_to(1))))
+        first = asyncio.create_task(client.generate(stopping=up_to(1)))
         await client.until_running(1)
         second = asyncio.create_task(client.generate(stopping=up_to(1)))
         await client.until_explained(lambda explained: explained.queued == 1)
         await worker.kill()
-        assert (await first).code == grpc.StatusCode.UNAVAILABLE
-        async with FakeWorker(port=worker.port):
-            assert (await second).finished[0].reason == LENGTH
+        async with FakeWorker(port=worker.port, max_slots=1) as again:
+            for request in (first, second):
+                assert (await request).finished[0].reason == LENGTH
+        assert [submit.request_id for submit in again.submits][:1] == [worker.submits[0].request_id], "its turn again"
 
 
 @pytest.mark.parametrize("waiting", [False, True])
@@ -181,7 +184,6 @@ async def test_slot_is_free_only_when_the_worker_says_so(demo_tokenizer):
         call.cancel()
         await worker.until(lambda: len(worker.cancels) == 1)
         second = client.call(stopping=up_to(1))
-        await started(second)
         await client.until_explained(lambda explained: explained.queued == 1)
         assert len(worker.submits) == 1
         worker.stream.credit = 10
@@ -189,6 +191,7 @@ async def test_slot_is_free_only_when_the_worker_says_so(demo_tokenizer):
         await worker.until(lambda: len(worker.submits) == 2)
         assert worker.submits[1].generation > worker.submits[0].generation
         worker.gate.set()
+        await started(second)
         assert (await second.read()).WhichOneof("event") == "delta"
 
 

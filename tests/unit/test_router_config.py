@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from router.policy import POLICIES as RULES
 
 from router.config import POLICIES, ConfigError, RouterConfig, parse_args
-from router.policy import POLICIES as RULES
 
 GOOD = ["--model", "/dev/null", "--worker-urls", "127.0.0.1:50061"]
 
