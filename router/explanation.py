@@ -38,7 +38,7 @@ def explain(
     response = inference_pb2.ExplainResponse(
         prompt_tokens=tokens,
         policy=dispatcher.policy.name,
-        chosen="" if chosen is None else chosen.name,
+        chosen="" if chosen is None else view.link(chosen).name,
         queued=queued,
     )
     question = dispatcher.question(entry, now)

@@ -81,7 +81,7 @@ class FleetView:
         cache = CacheMirror(self._index, number, hello.num_blocks if caches else 0, hello.epoch)
         rates = [lane.view.throughput.prefill_rate for lane in self._lanes.values()]
         speed = Throughput(hello.max_num_batched_tokens, sum(rates) / len(rates) if rates else PRIOR_PREFILL_RATE)
-        view = WorkerView(link.name, number, hello, cache, speed)
+        view = WorkerView(link.address, number, hello, cache, speed)
         self._lanes[link] = _Lane(view)
         self._links[number] = link
         self._dispatcher.views.append(view)
@@ -127,13 +127,15 @@ class FleetView:
             if taken is not None and taken.generation == row.generation:
                 self._charge(taken, row.usage.completion_tokens)
                 self._leave_slot(lane, row.slot, now)
-        view.report(batch.step, batch.load)
+        if batch.HasField("load"):
+            view.report(batch.step, batch.load)
 
     def heard(self, link: WorkerLink, pong: worker_pb2.Pong, now: float) -> None:
         """Takes in a Pong."""
         lane = self._lanes.get(link)
         if lane is not None:
-            lane.view.report(pong.step, pong.load)
+            if pong.HasField("load"):
+                lane.view.report(pong.step, pong.load)
             self._follow(link, lane.view, now)
 
     def told(self, link: WorkerLink, events: worker_pb2.KvEvents, now: float) -> None:

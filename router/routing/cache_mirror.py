@@ -101,7 +101,8 @@ class CacheMirror:
         names, stored = self._names, split_names(events.stored)
         self._predicted.difference_update(stored)
         if events.cleared:
-            kept = self._predicted.union(stored)
+            # A snapshot is all there is: what it lacks of running sequences is about to be told.
+            kept = set(stored) if events.snapshot else self._predicted.union(stored)
             self._drop([name for name in names if name not in kept])
         self._drop(split_names(events.removed))
         fresh = [name for name in stored if name not in names]

@@ -63,16 +63,27 @@ class Dispatcher:
     def dispatch(self, now: float) -> Dispatch:
         """Gives workers with room what they should have. ``now``: seconds."""
         done = Dispatch()
+        while self._pass_over(done, now):
+            pass
+        return done
+
+    def _pass_over(self, done: Dispatch, now: float) -> bool:
+        """Goes once through those who wait. Returns whether to do so again, since a tenant got too far ahead."""
         roomy = {view.number for view in self.views if view.has_room}
         if not roomy:
-            return done
-        candidates = [view for view in self.views if view.accepting]
+            return False
+        placed_before, unfair = len(done.placed), False
+        candidates = self._with_slots()
         reserved: dict[int, int] = {}
-        looked_at: list[tuple[Waiting, int]] = []
+        seen: list[tuple[Waiting, int]] = []
         for entry in self._queue.in_order():
-            if not roomy or len(looked_at) == MAX_SCAN:
+            if not roomy or len(seen) == MAX_SCAN:
+                break
+            if self._queue.lead(entry) > QUANTUM:
+                unfair = True
                 break
             depths = self._index.match(entry.names)
+            seen.append((entry, self._missing(entry, depths)))
             question = Question(entry, depths, reserved, now)
             if self._is_hopeless(question, candidates):
                 done.hopeless.append(entry)
@@ -84,27 +95,28 @@ class Dispatcher:
                     reserved[view.number] = reserved.get(view.number, 0) + entry.places * missing
                     break
                 if not view.fits(-(-missing // entry.block_size)):
-                    # Whoever comes later must not take the room bit by bit.
+                    # Whoever comes later must not take the memory bit by bit.
                     roomy.discard(view.number)
                     break
                 done.placed.append((entry, view, self._place(question, view)))
                 if not view.has_room:
                     roomy.discard(view.number)
-                if entry.places:
-                    question = Question(entry, self._index.match(entry.names), reserved, now)
-            looked_at.append((entry, self._missing(entry, depths)))
-        for entry, missing in looked_at:
-            if entry.places:
-                self._queue.update(entry, missing)
-            else:
+                    candidates = self._with_slots()
+                question = Question(entry, self._index.match(entry.names), reserved, now)
+        for entry, missing in seen:
+            if not entry.places or entry in done.hopeless:
                 self._queue.discard(entry)
-        for entry in done.hopeless:
-            self._queue.discard(entry)
-        return done
+            else:
+                self._queue.update(entry, missing)
+        return unfair and len(done.placed) > placed_before
+
+    def _with_slots(self) -> list[WorkerView]:
+        """Workers to wait for: what there is to compute ends soon, but what holds a slot may run for minutes."""
+        return [view for view in self.views if view.accepting and view.has_slot]
 
     def choose_now(self, entry: Waiting, now: float) -> WorkerView | None:
         """The worker that a request would get if it came now, before all others; None: it would wait."""
-        candidates = [view for view in self.views if view.accepting]
+        candidates = self._with_slots()
         roomy = {view.number for view in candidates if view.has_room}
         if not roomy:
             return None
@@ -147,9 +159,10 @@ class Dispatcher:
             return "only"
         depth = question.depths.get(view.number, 0)
         if self.policy.name == "prefix":
-            if not depth:
+            deepest = max(question.depths.values(), default=0)
+            if not deepest:
                 return "load"
-            return "prefix" if depth == max(question.depths.values()) else "balance"
+            return "prefix" if depth == deepest else "balance"
         return self.policy.name
 
     def _is_hopeless(self, question: Question, candidates: Sequence[WorkerView]) -> bool:

@@ -96,9 +96,14 @@ class FairQueue:
         return sum(entry.missing for tenants in before for entries in tenants.values() for entry in entries)
 
     def lag(self, entry: Waiting) -> float:
-        """Virtual tokens by which its tenant is behind the one of its class that was served most."""
-        served = max(map(self.counters.of, self._classes[entry.priority]))
-        return served - self.counters.of(entry.tenant)
+        """Virtual tokens by which its tenant is behind the one that was served most of those in its class."""
+        tenants = self._classes[entry.priority]
+        return max(map(self.counters.of, tenants)) - self.counters.of(entry.tenant) if len(tenants) > 1 else 0.0
+
+    def lead(self, entry: Waiting) -> float:
+        """Virtual tokens by which its tenant is ahead of the one that was served least of those in its class."""
+        tenants = self._classes[entry.priority]
+        return self.counters.of(entry.tenant) - min(map(self.counters.of, tenants)) if len(tenants) > 1 else 0.0
 
     def _insert(self, entry: Waiting) -> None:
         insort(self._classes.setdefault(entry.priority, {}).setdefault(entry.tenant, []), entry, key=_turn)

@@ -121,15 +121,15 @@ class RoundRobin:
 
     def rank(self, question: Question, view: WorkerView) -> float:
         """When the worker had its last turn."""
-        return float(self._turns.get(view.name, 0))
+        return float(self._turns.get(view.address, 0))
 
     def choose(self, question: Question, views: Sequence[WorkerView]) -> WorkerView:
         """The one whose last turn is the longest ago."""
-        return min(views, key=lambda view: self._turns.get(view.name, 0))
+        return min(views, key=lambda view: self._turns.get(view.address, 0))
 
     def chosen(self, view: WorkerView) -> None:
         """Notes its turn."""
-        self._turns[view.name] = max(self._turns.values(), default=0) + 1
+        self._turns[view.address] = max(self._turns.values(), default=0) + 1
 
 
 class Random:
@@ -189,7 +189,7 @@ class Session:
 
 def _draw(affinity: bytes, view: WorkerView) -> int:
     """A number of 64 bits that is the same whenever the two meet."""
-    return xxhash.xxh3_64_intdigest(affinity, xxhash.xxh3_64_intdigest(view.name.encode()))
+    return xxhash.xxh3_64_intdigest(affinity, xxhash.xxh3_64_intdigest(view.address.encode()))
 
 
 POLICIES: dict[str, type[Prefix | LeastLoad | RoundRobin | Random | PowerOfTwo | Session]] = {

@@ -40,7 +40,7 @@ class WorkerView:
     """One worker, from its Hello to the end of its stream.
 
     Args:
-        name: the worker's for itself.
+        address: what tells it from the others, also after a restart.
         number: its number in the index.
         hello: its first message.
         cache: the mirror of its prefix cache.
@@ -53,9 +53,9 @@ class WorkerView:
     """
 
     def __init__(
-        self, name: str, number: int, hello: worker_pb2.Hello, cache: CacheMirror, throughput: Throughput
+        self, address: str, number: int, hello: worker_pb2.Hello, cache: CacheMirror, throughput: Throughput
     ) -> None:
-        self.name = name
+        self.address = address
         self.number = number
         self.cache = cache
         self.throughput = throughput
@@ -78,10 +78,15 @@ class WorkerView:
         return self.running - len(self.prefilling)
 
     @property
+    def has_slot(self) -> bool:
+        """Whether it may be given another sequence, however much it has to compute."""
+        return self.open and self.running < self.max_slots
+
+    @property
     def has_room(self) -> bool:
         """Whether it can start another sequence soon: with its next step, or the one after."""
         limit = self.step_budget + ROUND_TRIP_S * self.throughput.prefill_rate
-        return self.accepting and self.open and self.running < self.max_slots and self.backlog < limit
+        return self.accepting and self.has_slot and self.backlog < limit
 
     def fits(self, blocks: int) -> bool:
         """Whether so many more blocks can be had without evicting what runs. A worker that runs nothing must cope."""
