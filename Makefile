@@ -11,11 +11,14 @@ WORKERS ?= 1
 PORT ?= 8000
 GRPC_PORT ?= 50051
 ARGS ?=
+# How long, and by which schedule, chaos does its harm.
+SECONDS ?= 1800
+SEED ?= 0
 # Docker's compose plug-in, or the older program by itself.
 COMPOSE = PORT=$(PORT) $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
   --project-name quire --file compose/compose.yaml
 
-.PHONY: help venv serve test lint format protos bench-cpu compose-up compose-down compose-engine clean
+.PHONY: help venv serve test chaos lint format protos bench-cpu compose-up compose-down compose-engine clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +28,8 @@ help:
 	  'make compose-up    the same small model in containers: build, start, wait until it is ready (PORT=8000)' \
 	  'make compose-down  end the containers; the fetched model stays (ARGS=--volumes removes it too)' \
 	  'make test          linter, types and all tests (ARGS="tests/unit -k name" narrows the tests)' \
-	  'make lint          linter and types only' \
+	  'make chaos         kills, stops, ends and cuts off workers under load, for SECONDS=1800 by a schedule of SEED=0' \
+  'make lint          linter and types only' \
 	  'make format        put the code into its form' \
 	  'make protos        make the gRPC stubs anew from protos/*.proto' \
 	  'make bench-cpu     throughput against transformers, on this machine (ARGS="--help" lists its flags)' \
@@ -51,6 +55,9 @@ serve: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos.soak --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -12,10 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from protos import inference_pb2, inference_pb2_grpc
+from protos import inference_pb2, inference_pb2_grpc, registry_pb2_grpc
 from protos.channel import SERVER_OPTIONS
 from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
+from router.discovery import Discovery, RegistryServicer
 from router.fleet import Fleet
 from router.fleet_view import FleetView
 from router.prompt_encoder import PromptEncoder
@@ -88,7 +89,8 @@ class Router:
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, server: grpc.aio.Server) -> None:
         self._server = server
         self._readiness = asyncio.Event()
-        self._fleet = Fleet(config.worker_urls, tokenizer.model_vocab_size, config.worker_timeout)
+        self._fleet = Fleet(tokenizer.model_vocab_size, config.worker_timeout)
+        self._discovery = Discovery(config.worker_urls, self._fleet.set_addresses)
         index, counters = PrefixIndex(), VirtualCounters()
         order = FairQueue(counters)
         dispatcher = Dispatcher(index, order, POLICIES[config.policy]())
@@ -102,6 +104,9 @@ class Router:
         )
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)
+        self._registry = RegistryServicer(self._fleet.set_addresses)
+        if config.enable_worker_registration:
+            registry_pb2_grpc.add_RegistryServicer_to_server(self._registry, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
         self._health_task: asyncio.Task[None] | None = None
@@ -113,6 +118,7 @@ class Router:
         await self._server.start()
         self._health_task = asyncio.create_task(self._tell_readiness(), name="health")
         self._fleet.start(self._scheduler, self._recovery)
+        self._discovery.start()
 
     async def stop(self, grace: float) -> None:
         """Gives running requests ``grace`` seconds, then ends everything."""
@@ -121,6 +127,8 @@ class Router:
         await self._health.enter_graceful_shutdown()
         await self._inference.drain(grace)
         await self._server.stop(_LAST_WORDS_S)
+        await self._discovery.stop()
+        self._registry.close()
         await self._fleet.stop()
         self._encoder.close()
 

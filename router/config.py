@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 PROG = "quire router"
+DNS_SCHEME = "dns:///"
 POLICIES = ("prefix", "round_robin", "random", "least_load", "power_of_two", "session")
 
 
@@ -20,6 +21,7 @@ class RouterConfig:
 
     model: Path
     worker_urls: tuple[str, ...]
+    enable_worker_registration: bool = False
     host: str = "127.0.0.1"
     port: int = 50051
     served_model_name: tuple[str, ...] = ()
@@ -48,12 +50,18 @@ class RouterConfig:
 
     def check(self) -> None:
         """Raises ConfigError when a value is out of range."""
-        if not self.worker_urls:
-            raise ConfigError("--worker-urls names no worker; give HOST:PORT of at least one")
+        if not self.worker_urls and not self.enable_worker_registration:
+            raise ConfigError(
+                "--worker-urls names no worker; give HOST:PORT of at least one, or let them register "
+                "(--enable-worker-registration)"
+            )
         for url in self.worker_urls:
-            host, colon, port = url.rpartition(":")
-            if not (colon and host and port.isdecimal() and 0 < int(port) <= 65535):
-                raise ConfigError(f"--worker-urls has {url!r}; a worker is HOST:PORT, say 127.0.0.1:50061")
+            host, colon, port = url.removeprefix(DNS_SCHEME).rpartition(":")
+            if not (colon and host and "/" not in host and port.isdecimal() and 0 < int(port) <= 65535):
+                raise ConfigError(
+                    f"--worker-urls has {url!r}; a worker is HOST:PORT, say 127.0.0.1:50061, and all addresses of a "
+                    f"name are {DNS_SCHEME}NAME:PORT"
+                )
         if "" in self.served_model_name:
             raise ConfigError("--served-model-name has an empty name; leave the flag out for the model's own name")
         if not 0 <= self.port <= 65535:
@@ -97,8 +105,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=default.port, help="gRPC port; 0 takes a free one (default %(default)s)"
     )
     group.add_argument(
-        "--worker-urls", nargs="+", action="extend", required=True, metavar="HOST:PORT",
-        help="the workers' gRPC addresses, separated by spaces or commas; they need not be there yet",
+        "--worker-urls", nargs="+", action="extend", default=[], metavar="HOST:PORT",
+        help="the workers' gRPC addresses, separated by spaces or commas; they need not be there yet. "
+        f"{DNS_SCHEME}NAME:PORT is all addresses that a name has, looked up every few seconds",
+    )  # fmt: skip
+    group.add_argument(
+        "--enable-worker-registration", action="store_true",
+        help="take workers that announce themselves (quire worker --register) on --port; whoever reaches it can "
+        "become one",
     )  # fmt: skip
     group.add_argument(
         "--served-model-name", nargs="+", metavar="NAME",

@@ -1,7 +1,7 @@
 """All workers of the model: their links, and what they have in common."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from protos import worker_pb2
@@ -27,34 +27,66 @@ class ModelLimits:
 
 
 class Fleet:
-    """The links to all workers, made by ``start`` and ended by ``stop``.
+    """The links to all workers, made and ended as their addresses come and go.
 
     Args:
-        addresses: host:port of each worker.
         min_vocab_size: a model with fewer tokens does not belong to the tokenizer.
         worker_timeout: seconds without a sign of life after which a worker counts as lost.
     """
 
-    def __init__(self, addresses: Sequence[str], min_vocab_size: int, worker_timeout: float) -> None:
-        self._addresses = addresses
+    def __init__(self, min_vocab_size: int, worker_timeout: float) -> None:
         self._min_vocab_size = min_vocab_size
         self._worker_timeout = worker_timeout
-        self._tasks: list[asyncio.Task[None]] = []
+        self._make_link: Callable[[str], WorkerLink] | None = None
+        self._tasks: dict[asyncio.Task[None], WorkerLink] = {}
+        # What each source knows.
+        self._addresses: dict[str, Collection[str]] = {}
         self.links: list[WorkerLink] = []
 
     def start(self, listener: LinkListener, recovery: Recovery) -> None:
-        """Begins to connect, for ever."""
-        self.links = [
-            WorkerLink(address, self._worker_timeout, self._check, listener, recovery, self._others_work)
-            for address in self._addresses
-        ]
-        self._tasks = [asyncio.create_task(link.run(), name=f"link {link.address}") for link in self.links]
+        """From here on ``set_addresses`` may be called."""
+
+        def make_link(address: str) -> WorkerLink:
+            return WorkerLink(address, self._worker_timeout, self._check, listener, recovery, self._others_work)
+
+        self._make_link = make_link
 
     async def stop(self) -> None:
         """Ends all links; workers cancel what ran through them."""
+        self._make_link = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def set_addresses(self, source: str, addresses: Collection[str]) -> None:
+        """A source of addresses knows these now.
+
+        What no source knows any more gets no new sequence, and its link ends with the last one. A link that was made is
+        kept up, however often it fails, as long as its address is known.
+        """
+        if self._make_link is None:
+            return
+        self._addresses[source] = addresses
+        wanted = dict.fromkeys(address for known in self._addresses.values() for address in known)
+        for link in self.links:
+            if link.retired and link.address in wanted:
+                link.recall()
+            elif not link.retired and link.address not in wanted:
+                link.retire()
+        known_links = {link.address for link in self.links}
+        for address in (address for address in wanted if address not in known_links):
+            link = self._make_link(address)
+            self.links.append(link)
+            task = asyncio.create_task(link.run(), name=f"link {address}")
+            self._tasks[task] = link
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        link = self._tasks.pop(task)
+        self.links.remove(link)
+        # Its address may have come back in the link's last moment.
+        if not link.retired:
+            self.set_addresses("", ())
 
     @property
     def ready_count(self) -> int:

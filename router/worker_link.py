@@ -121,8 +121,8 @@ class WorkerLink:
         self._had_room = False
         # The worker shuts down.
         self._draining = False
-        # It is no longer one of ours: the link ends when nothing runs through it.
-        self._retired = False
+        # Nobody knows its address any more: the link ends when nothing runs through it.
+        self.retired = False
         # The worker said so; until the next sign that something has changed there.
         self._full = False
         self._outgoing: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(_QUEUE_SPARE)
@@ -138,7 +138,7 @@ class WorkerLink:
     @property
     def ready(self) -> bool:
         """Whether the worker is there and takes new sequences, if not at this moment."""
-        return self.hello is not None and not self._draining and not self._retired
+        return self.hello is not None and not self._draining and not self.retired
 
     @property
     def works(self) -> bool:
@@ -161,12 +161,12 @@ class WorkerLink:
 
     def retire(self) -> None:
         """The worker is no longer one of ours: it gets nothing new, and ``run`` ends when it has no sequence left."""
-        self._retired = True
+        self.retired = True
         self._listener.readiness_changed()
 
     def recall(self) -> None:
         """Undoes ``retire``."""
-        self._retired = False
+        self.retired = False
         self._listener.readiness_changed()
         self._listener.capacity_changed()
 
@@ -175,7 +175,7 @@ class WorkerLink:
     async def run(self) -> None:
         """Keeps the stream up until cancelled or retired."""
         backoff = FIRST_BACKOFF_S
-        while not self._retired:
+        while not self.retired:
             try:
                 await self._connect()
             except LinkLost as lost:
@@ -248,7 +248,7 @@ class WorkerLink:
         was_up, self.hello = self.hello is not None, None
         lost = list(self.slots.choices())
         self.slots = SlotTable(0)
-        if self._draining or self._retired:
+        if self._draining or self.retired:
             loss = Loss.LEFT
         if was_up:
             self._listener.left(self)
@@ -320,7 +320,7 @@ class WorkerLink:
         for nonce in itertools.count():
             if self._heartbeat.health is Health.LOST:
                 raise LinkLost(str(self._heartbeat))
-            if self._retired and not self.slots.running:
+            if self.retired and not self.slots.running:
                 raise LinkLost("it is no longer one of the workers", Loss.LEFT)
             self._notice_room()
             self._send(worker_pb2.RouterMessage(ping=worker_pb2.Ping(nonce=nonce)))

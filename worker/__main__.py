@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,11 +19,14 @@ from protos import worker_pb2, worker_pb2_grpc
 from protos.channel import SERVER_OPTIONS
 from worker.config import PROG, ConfigError, WorkerConfig, parse_args
 from worker.grammar import GrammarCompiler
+from worker.registration import Registration
 from worker.server import WorkerServicer
 from worker.vocabulary import Vocabulary, VocabularyError
 
 if TYPE_CHECKING:
     from worker.engine import Engine, EngineLimits
+
+    Built = tuple[Engine, EngineLimits, Vocabulary | VocabularyError]
 
 logger = logging.getLogger("worker")
 
@@ -44,8 +47,12 @@ def main(argv: list[str] | None = None) -> int:
     return uvloop.run(serve(config))
 
 
-async def serve(config: WorkerConfig) -> int:
+async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | None] | None" = None) -> int:
     """Binds the port, loads the model, and serves until SIGTERM, SIGINT or an engine failure.
+
+    Args:
+        config: the settings.
+        load: builds the engine, on a thread; by default from ``config``. None: it cannot, and has said why.
 
     Returns:
         0 after a clean stop, 1 when the model could not be served or the engine failed.
@@ -72,7 +79,7 @@ async def serve(config: WorkerConfig) -> int:
     await server.start()
     logger.info("listening on %s:%d, loading the model", config.host, port)
 
-    loading = asyncio.create_task(asyncio.to_thread(_load, config))
+    loading = asyncio.create_task(asyncio.to_thread(load or _load, config))
     await _first_of(loading, stop.wait())
     if not loading.done():
         os._exit(0)  # a thread that loads weights cannot be interrupted, and nothing was promised to anyone yet
@@ -88,10 +95,15 @@ async def serve(config: WorkerConfig) -> int:
     servicer.start(engine, limits, GrammarCompiler(vocabulary, limits.vocab_size))
     await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     logger.info("ready on %s:%d", config.host, port)
+    registration = _registration(config, port)
+    if registration is not None:
+        registration.start()
     await _first_of(stop.wait(), servicer.failed.wait())
     await health.enter_graceful_shutdown()
     failed = servicer.failed.is_set()
     logger.info("engine failed, leaving" if failed else "shutting down")
+    if registration is not None:
+        await registration.leave()
     await servicer.drain(1.0 if failed else config.shutdown_timeout)
     await server.stop(1.0)
     if failed:
@@ -101,7 +113,15 @@ async def serve(config: WorkerConfig) -> int:
     return 0
 
 
-def _load(config: WorkerConfig) -> "tuple[Engine, EngineLimits, Vocabulary | VocabularyError] | None":
+def _registration(config: WorkerConfig, port: int) -> Registration | None:
+    """What announces this worker, if somebody is to be told."""
+    if not config.register:
+        return None
+    host, named_port = config.advertised
+    return Registration(config.register, host, named_port or port)
+
+
+def _load(config: WorkerConfig) -> "Built | None":
     """The engine and the vocabulary, or None when it cannot be built; then the reason was logged in one line."""
     # Imports torch, which takes seconds: not before the port answers.
     from worker.loader import open_checkpoint

@@ -7,6 +7,7 @@ from pathlib import Path
 PROG = "quire worker"
 SCHEDULING_POLICIES = ("fcfs", "priority")
 QUANTIZATIONS = ("fp8", "awq")
+_ALL_ADDRESSES = ("0.0.0.0", "::", "[::]")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 
 
@@ -42,6 +43,8 @@ class WorkerConfig:
     seed: int = 0
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    register: str = ""
+    advertise: str = ""
     shutdown_timeout: float = 30.0
     log_level: str = "info"
 
@@ -79,6 +82,23 @@ class WorkerConfig:
                 f"--max-num-batched-tokens is {self.max_num_batched_tokens}, below --max-num-seqs {self.max_num_seqs}: "
                 "a step could not give each running sequence its token; raise the first or lower the second"
             )
+        for name in ("register", "advertise"):
+            value = getattr(self, name)
+            if value and _host_and_port(value) is None:
+                raise ConfigError(f"{_flag(name)} is {value!r}; it must be HOST:PORT, say 10.0.0.7:50061")
+        if self.advertise and not self.register:
+            raise ConfigError("--advertise says where --register tells a router to find this worker; give both")
+
+    @property
+    def advertised(self) -> tuple[str, int]:
+        """Where routers are told to find this worker. No host: whence its calls come; port 0: where it listens."""
+        named = _host_and_port(self.advertise)
+        return named or ("" if self.host in _ALL_ADDRESSES else self.host, 0)
+
+
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    host, _, port = address.rpartition(":")
+    return (host, int(port)) if host and port.isdecimal() and 0 < int(port) <= 65535 else None
 
 
 def _flag(name: str) -> str:
@@ -106,6 +126,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
         group.add_argument("--port", type=int, default=50061, help="gRPC port; 0 takes a free one (default 50061)")
         group.add_argument("--worker-id", default="", help="name in logs and routing (default host:port)")
+        group.add_argument(
+            "--register", default="", metavar="HOST:PORT",
+            help="router to announce this worker to; it must run with --enable-worker-registration",
+        )  # fmt: skip
+        group.add_argument(
+            "--advertise", default="", metavar="HOST:PORT",
+            help="where that router finds this worker (default: --host, or whence the announcement comes, and --port)",
+        )  # fmt: skip
         group.add_argument(
             "--shutdown-timeout", type=float, default=30.0, metavar="S",
             help="seconds that running sequences get after SIGTERM (default %(default)s)",

@@ -7,6 +7,7 @@ preemption or shared with the wrong prefix changes the output.
 
 from collections.abc import Callable
 
+from worker.sequence import SamplingParams
 from worker.step_plan import Sampled, StepPlan
 
 VOCAB = 50
@@ -72,10 +73,14 @@ class FakeRunner:
                 self.cache[table[i // self.block_size] * self.block_size + i % self.block_size] for i in range(length)
             ]
             assert None not in context, "a slot is read that was never written"
-            ids.append(next_token(context))
+            ids.append(self.choose(context, plan.sampling[len(ids)], plan.output_indices[len(ids)]))
         for index, token in zip(plan.samples, ids, strict=True):
             self.last[plan.rows[index]] = token
         return Launched(ids)
+
+    def choose(self, context: list[int], sampling: SamplingParams, output_index: int) -> int:
+        """The next token. The fake model knows nothing of sampling."""
+        return next_token(context)
 
     def _check_prompt_tokens(self, plan: StepPlan) -> None:
         """Sequences decode when they have run before and all but one of their tokens are computed."""

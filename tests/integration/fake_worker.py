@@ -73,6 +73,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         mute: pings are not answered, all else goes on.
         dies_at: output index of the token that kills this worker when it is computed.
         pong: fields of the answers to pings.
+        subscriptions: how often a snapshot of the prefix cache was asked for.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.mute = False
         self.dies_at: int | None = None
         self.pong: dict[str, Any] = {}
+        self.subscriptions = 0
         self.streams: list[Stream] = []
         self.submits: list[worker_pb2.Submit] = []
         self.cancels: list[worker_pb2.CancelSlot] = []

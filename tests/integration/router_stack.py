@@ -25,8 +25,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Client:
     """Calls a router."""
 
-    def __init__(self, router: Router, channel: grpc.aio.Channel) -> None:
+    def __init__(self, router: Router, address: str, channel: grpc.aio.Channel) -> None:
         self.router = router
+        self.address = address
         self.channel = channel
         self.stub = inference_pb2_grpc.InferenceStub(channel)
 
@@ -122,7 +123,7 @@ async def running_router(tokenizer: Tokenizer, *workers: FakeWorker | str, **set
     await router.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            client = Client(router, channel)
+            client = Client(router, f"127.0.0.1:{port}", channel)
             if any(isinstance(worker, FakeWorker) for worker in workers):
                 await client.until_ready(sum(isinstance(worker, FakeWorker) for worker in workers))
             yield client

@@ -1,0 +1,89 @@
+"""Clients that never rest: each sends one request after the other and writes down what comes."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import grpc
+
+from protos import inference_pb2, inference_pb2_grpc, sampling_pb2
+from tests.chaos.history import Order, Seen, faults_in
+from tests.chaos.scripted_engine import STOP_TOKEN
+
+TIMEOUT_S = 120.0
+
+
+def make_order(number: int, rng: random.Random, max_tokens: int) -> Order:
+    """A request; one in two begins as others do, one in two draws its tokens."""
+    shared = random.Random(rng.randrange(4)).choices(range(1000, 2000), k=40) if rng.random() < 0.5 else []
+    prompt = (*shared, *rng.choices(range(1000, 2000), k=rng.randint(1, 80)))
+    seed = rng.randrange(2**40) if rng.random() < 0.5 else None
+    return Order(f"r{number}", prompt, rng.randint(10, max_tokens), seed, n=2 if rng.random() < 0.1 else 1)
+
+
+async def ask(stub: inference_pb2_grpc.InferenceStub, order: Order) -> Seen:
+    """Runs a request to its end."""
+    seen = Seen(order)
+    drawn = {"temperature": 1.0, "seed": order.seed} if order.seed is not None else {"temperature": 0.0}
+    request = inference_pb2.GenerateRequest(
+        request_id=order.id,
+        model="model",
+        token_ids=inference_pb2.TokenIds(ids=order.prompt),
+        sampling=sampling_pb2.SamplingParams(**drawn),
+        stopping=sampling_pb2.StopConditions(max_tokens=order.max_tokens, stop_token_ids=[STOP_TOKEN], ignore_eos=True),
+        output=inference_pb2.OutputOptions(token_ids=True),
+        n=order.n,
+    )
+    try:
+        async for event in stub.Generate(request, timeout=TIMEOUT_S):
+            seen.add(event)
+    except grpc.aio.AioRpcError as error:
+        seen.error = f"{error.code().name}: {error.details()}"
+    return seen
+
+
+class Load:
+    """Clients of one router.
+
+    Args:
+        stub: calls it.
+        streams: how many clients there are.
+        seed: of the requests.
+        max_tokens: most output tokens of a request.
+        enough: asked before each request; True: send no more.
+
+    Attributes:
+        done: requests that came to an end.
+        faults: what the checker found in them.
+    """
+
+    def __init__(
+        self,
+        stub: inference_pb2_grpc.InferenceStub,
+        streams: int,
+        seed: int,
+        enough: Callable[["Load"], bool],
+        max_tokens: int = 120,
+    ) -> None:
+        self._stub = stub
+        self._streams = streams
+        self._rng = random.Random(seed)
+        self._enough = enough
+        self._max_tokens = max_tokens
+        self.sent = 0
+        self.done = 0
+        self.tokens = 0
+        self.faults: list[str] = []
+
+    async def run(self) -> None:
+        """Returns when all clients have stopped."""
+        await asyncio.gather(*(self._client() for _ in range(self._streams)))
+
+    async def _client(self) -> None:
+        while not self._enough(self):
+            order = make_order(self.sent, self._rng, self._max_tokens)
+            self.sent += 1
+            seen = await ask(self._stub, order)
+            self.done += 1
+            self.tokens += sum(len(ids) for _, _, ids in seen.deltas)
+            self.faults += faults_in(seen)

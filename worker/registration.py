@@ -1,0 +1,66 @@
+"""Announces a worker to a router that does not know its address, for as long as it serves."""
+
+import asyncio
+import logging
+
+import grpc
+
+from protos import registry_pb2, registry_pb2_grpc
+from protos.channel import CHANNEL_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_CALL_TIMEOUT_S = 5.0
+
+
+class Registration:
+    """One worker at one router's Registry service.
+
+    Args:
+        router: the router's HOST:PORT.
+        host: where this worker can be reached; empty: whence its calls come.
+        port: its port.
+    """
+
+    def __init__(self, router: str, host: str, port: int) -> None:
+        self._router = router
+        self._request = registry_pb2.RegisterRequest(host=host, port=port)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Registers, and renews it until ``leave``. A router that is away is told when it is back."""
+        self._task = asyncio.create_task(self._keep(), name=f"registration at {self._router}")
+
+    async def leave(self) -> None:
+        """Says that this worker takes no more sequences. Returns when the router knows, or does not answer."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._request.leaving = True
+        async with grpc.aio.insecure_channel(self._router, options=CHANNEL_OPTIONS) as channel:
+            try:
+                await self._register(channel)
+            except grpc.aio.AioRpcError as error:
+                logger.info("router %s was not told of the end: %s", self._router, error.details())
+
+    async def _keep(self) -> None:
+        fault = ""
+        async with grpc.aio.insecure_channel(self._router, options=CHANNEL_OPTIONS) as channel:
+            while True:
+                wait = _RETRY_S
+                try:
+                    wait = await self._register(channel)
+                    fault = ""
+                except grpc.aio.AioRpcError as error:
+                    if (said := f"{error.code().name}: {error.details()}") != fault:
+                        logger.warning("cannot register at router %s: %s", self._router, said)
+                        fault = said
+                await asyncio.sleep(wait)
+
+    async def _register(self, channel: grpc.aio.Channel) -> float:
+        """Returns the seconds after which to register again."""
+        stub = registry_pb2_grpc.RegistryStub(channel)
+        reply: registry_pb2.RegisterResponse = await stub.Register(self._request, timeout=_CALL_TIMEOUT_S)
+        return max(reply.renew_after_ms / 1000, _RETRY_S)
