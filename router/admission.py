@@ -135,7 +135,7 @@ class WaitingQueue:
     def retry_after(self) -> float:
         """Seconds until what waits now should have found a worker: what there is to compute, at the workers' rate."""
         views: Sequence[WorkerView] = [view for view in self._dispatcher.views if view.accepting]
-        rate = sum(view.throughput.prefill_rate for view in views)
+        rate = sum(view.prefill_rate for view in views)
         if not rate:
             return MIN_RETRY_S
         backlog = self._order.missing + sum(view.backlog for view in views)

@@ -8,9 +8,9 @@ from router.routing.cache_mirror import CacheMirror
 from router.routing.dispatcher import Dispatcher
 from router.routing.predictions import PredictionCounters
 from router.routing.prefix_index import PrefixIndex
-from router.routing.throughput import PRIOR_PREFILL_RATE, Throughput
+from router.routing.throughput import Throughput
 from router.routing.virtual_counters import VirtualCounters
-from router.routing.worker_view import Placed, WorkerView
+from router.routing.worker_view import Placed, WorkerView, level_rates
 from router.worker_link import WorkerLink
 
 # Until a worker has said how long its blocks are.
@@ -79,12 +79,11 @@ class FleetView:
         caches = hello.enable_prefix_caching and hello.block_size == self.block_size
         number = next(number for number in range(len(self._links) + 1) if number not in self._links)
         cache = CacheMirror(self._index, number, hello.num_blocks if caches else 0, hello.epoch)
-        rates = [lane.view.throughput.prefill_rate for lane in self._lanes.values()]
-        speed = Throughput(hello.max_num_batched_tokens, sum(rates) / len(rates) if rates else PRIOR_PREFILL_RATE)
-        view = WorkerView(link.address, number, hello, cache, speed)
+        view = WorkerView(link.address, number, hello, cache, Throughput(hello.max_num_batched_tokens))
         self._lanes[link] = _Lane(view)
         self._links[number] = link
         self._dispatcher.views.append(view)
+        level_rates(self._dispatcher.views)
         self._follow(link, view, now)
 
     def leave(self, link: WorkerLink) -> None:
@@ -128,7 +127,10 @@ class FleetView:
                 self._charge(taken, row.usage.completion_tokens)
                 self._leave_slot(lane, row.slot, now)
         if batch.HasField("load"):
+            was_measured = view.throughput.measured
             view.report(batch.step, batch.load)
+            if not was_measured and view.throughput.measured:
+                level_rates(self._dispatcher.views)
 
     def heard(self, link: WorkerLink, pong: worker_pb2.Pong, now: float) -> None:
         """Takes in a Pong."""
@@ -136,6 +138,7 @@ class FleetView:
         if lane is not None:
             if pong.HasField("load"):
                 lane.view.report(pong.step, pong.load)
+            level_rates(self._dispatcher.views)
             self._follow(link, lane.view, now)
 
     def told(self, link: WorkerLink, events: worker_pb2.KvEvents, now: float) -> None:

@@ -18,7 +18,7 @@ from router.routing.prefix_index import PrefixIndex
 from router.routing.throughput import Throughput
 from router.routing.virtual_counters import VirtualCounters
 from router.routing.waiting import Waiting
-from router.routing.worker_view import Placed, WorkerView
+from router.routing.worker_view import WorkerView, level_rates
 
 
 class VirtualRouter(Protocol):
@@ -113,6 +113,7 @@ class OwnRouter:
             busy_us=int(worker.busy_s * 1e6),
         )
         view.report(worker.step, load)
+        level_rates(self._dispatcher.views)
         if self._events and (worker.stored or worker.removed):
             self._sequences[worker.number] += 1
             view.cache.apply(
@@ -220,6 +221,3 @@ def simulate(
         outcome.cached_tokens += job.cached_tokens
         outcome.prompt_tokens += job.prompt_tokens
     return outcome
-
-
-__all__ = ["Outcome", "Placed", "simulate"]

@@ -46,7 +46,7 @@ def score(view: WorkerView, prompt_tokens: int, cached_tokens: int, reserved: in
         cached_tokens: those that the worker is believed to have.
         reserved: prompt tokens that others will bring before, beside the worker's backlog.
     """
-    rate = view.throughput.prefill_rate
+    rate = view.prefill_rate
     missing_s = (prompt_tokens - cached_tokens) / rate
     excess = view.memory_use(-(-(prompt_tokens - cached_tokens) // view.block_size)) - MEMORY_LIMIT
     return Score(
@@ -59,4 +59,4 @@ def score(view: WorkerView, prompt_tokens: int, cached_tokens: int, reserved: in
 
 def first_token_s(view: WorkerView, prompt_tokens: int, cached_tokens: int) -> float:
     """Seconds until a worker could give a request its first token, if it got nothing else meanwhile."""
-    return (view.backlog + prompt_tokens - cached_tokens) / view.throughput.prefill_rate
+    return (view.backlog + prompt_tokens - cached_tokens) / view.prefill_rate

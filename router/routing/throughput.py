@@ -2,7 +2,7 @@
 
 from protos import worker_pb2
 
-# Assumed of the first worker until it has reported: a guess between a CPU and a GPU that its reports soon replace.
+# Assumed of all workers until one has reported: a guess between a CPU and a GPU that its reports soon replace.
 PRIOR_PREFILL_RATE = 10_000.0
 PRIOR_STEP_S = 0.02
 # What one more report weighs in the averages.
@@ -23,10 +23,10 @@ class Throughput:
         step_s: seconds a step.
     """
 
-    def __init__(self, max_num_batched_tokens: int, prefill_rate: float = PRIOR_PREFILL_RATE) -> None:
+    def __init__(self, max_num_batched_tokens: int) -> None:
         self._least_tokens = max(1, int(max_num_batched_tokens * _LEAST_SHARE))
         self.measured = False
-        self.prefill_rate = prefill_rate
+        self.prefill_rate = PRIOR_PREFILL_RATE
         self.step_s = PRIOR_STEP_S
         self._tokens = self._seconds = 0.0
         self._last: tuple[int, int, int] | None = None

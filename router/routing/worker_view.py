@@ -1,14 +1,17 @@
 """What the router knows of one worker when it decides: its cache, its speed, and the sequences that it was given."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protos import worker_pb2
 from router.routing.cache_mirror import CacheMirror
-from router.routing.throughput import Throughput
+from router.routing.throughput import PRIOR_PREFILL_RATE, Throughput
 
 # From a worker's report to the next sequence's arrival there, generously.
 ROUND_TRIP_S = 0.005
+# Rates this close, as a ratio, are taken for equal.
+EQUAL_RATES = 1.25
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +53,7 @@ class WorkerView:
         accepting: whether it takes sequences at all; such a worker may be worth waiting for.
         open: whether it has a slot now.
         backlog: prompt tokens that it was given and has not computed.
+        prefill_rate: prompt tokens a second; see ``level_rates``.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class WorkerView:
         self.running = 0
         self.prefilling: set[Placed] = set()
         self.backlog = 0
+        self.prefill_rate = throughput.prefill_rate
         self._available_blocks = hello.num_blocks
         # Blocks of sequences that the last report does not count yet.
         self._promised_blocks = 0
@@ -85,7 +90,7 @@ class WorkerView:
     @property
     def has_room(self) -> bool:
         """Whether it can start another sequence soon: with its next step, or the one after."""
-        limit = self.step_budget + ROUND_TRIP_S * self.throughput.prefill_rate
+        limit = self.step_budget + ROUND_TRIP_S * self.prefill_rate
         return self.accepting and self.has_slot and self.backlog < limit
 
     def fits(self, blocks: int) -> bool:
@@ -150,3 +155,16 @@ class WorkerView:
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+
+def level_rates(views: Sequence[WorkerView]) -> None:
+    """Decides how fast each worker counts as.
+
+    Workers that are about as fast as most get one rate: else what was measured of equal machines, never quite the same,
+    would send everything to one of them while nothing else tells them apart. Of whom nothing is known is one of most.
+    """
+    measured = [view.throughput.prefill_rate for view in views if view.throughput.measured]
+    typical = statistics.median_low(measured) if measured else PRIOR_PREFILL_RATE
+    for view in views:
+        own = view.throughput.prefill_rate if view.throughput.measured else typical
+        view.prefill_rate = typical if typical / EQUAL_RATES <= own <= typical * EQUAL_RATES else own

@@ -11,7 +11,7 @@ from router.routing.prefix_index import PrefixIndex
 from router.routing.throughput import Throughput
 from router.routing.virtual_counters import VirtualCounters
 from router.routing.waiting import Waiting
-from router.routing.worker_view import WorkerView
+from router.routing.worker_view import WorkerView, level_rates
 
 BLOCK = 4
 
@@ -75,3 +75,4 @@ class VirtualFleet:
         for view in self.views:
             view.throughput.observe(1, worker_pb2.Load())
             view.throughput.observe(2, worker_pb2.Load(prefill_tokens=1000, busy_us=int(1e9 / rate)))
+        level_rates(self.views)

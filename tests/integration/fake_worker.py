@@ -180,6 +180,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 case "credit":
                     self.credits.append(message.credit.step_batches)
                     stream.credit += message.credit.step_batches
+                case "subscribe_kv_events":
+                    self.subscriptions += 1
                 case "ping" if not self.mute:
                     stream.send(pong=worker_pb2.Pong(nonce=message.ping.nonce, **self.pong))
             stream.wake.set()

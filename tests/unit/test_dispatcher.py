@@ -7,7 +7,7 @@ from router.routing.dispatcher import QUANTUM
 from router.routing.policies import POLICIES, LeastLoad, PowerOfTwo, Random, RoundRobin, Session
 from router.routing.score import MEMORY_LIMIT, MISS_WEIGHT, score
 from router.routing.throughput import PRIOR_PREFILL_RATE, Throughput
-from router.routing.worker_view import Placed
+from router.routing.worker_view import Placed, level_rates
 from tests.doubles.virtual_fleet import VirtualFleet, names, waiting
 
 LONG = list(range(800))
@@ -213,6 +213,15 @@ def test_speed_is_learned_from_steps_that_compute_prompts():
     for step in range(13, 40):
         speed.observe(step, worker_pb2.Load(prefill_tokens=1010 * step, busy_us=1_500_000 + (step - 12) * 250_000))
     assert 3500 < speed.prefill_rate < 4500
+
+
+def test_workers_about_as_fast_as_most_count_as_equal_and_others_do_not():
+    fleet = VirtualFleet(5)
+    for view, rate in zip(fleet.views, (1000, 1100, 2000, 900), strict=False):
+        view.throughput.observe(1, worker_pb2.Load())
+        view.throughput.observe(2, worker_pb2.Load(prefill_tokens=1000, busy_us=int(1e9 / rate)))
+    level_rates(fleet.views)
+    assert [view.prefill_rate for view in fleet.views] == pytest.approx([1000, 1000, 2000, 1000, 1000])
 
 
 def test_backlog_follows_what_the_worker_reports():
