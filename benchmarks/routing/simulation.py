@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from benchmarks.routing.peer_rules import Rule
+from benchmarks.routing.peer_rules import RULES, Rule
 from benchmarks.routing.virtual_worker import Job, Speed, VirtualWorker
 from protos import worker_pb2
 from router.routing.cache_mirror import CacheMirror
@@ -179,8 +179,6 @@ def simulate(
         seed: for rules that draw lots.
         death_s: when worker 0 dies, if it does.
     """
-    from benchmarks.routing.peer_rules import RULES
-
     events: list[tuple[float, int, object, int]] = []
     tick = itertools.count()
 
@@ -209,10 +207,7 @@ def simulate(
             if done is not None:
                 route.progress(what, *done, now)
         else:
-            lost = workers[0].die()
-            for job in lost:
-                job.rest, job.admitted, job.first_s = 0, False, job.first_s
-            route.died(workers[0], lost, now)
+            route.died(workers[0], workers[0].die(), now)
     outcome = Outcome(end_s=now)
     for job in running:
         assert job.end_s is not None, f"a job never ended under {router}"

@@ -131,7 +131,7 @@ class VirtualWorker:
             self.prefill_tokens += tokens
             if not job.rest:
                 self.prefilling.remove(job)
-                job.first_s = now
+                job.first_s = now if job.first_s is None else job.first_s
                 first.append(job)
                 heapq.heappush(self.decoding, (self.step + job.output_tokens - 1, id(job), job))
         while self.decoding and self.decoding[0][0] <= self.step:
@@ -149,6 +149,8 @@ class VirtualWorker:
     def die(self) -> list[Job]:
         """Ends at once. Returns what ran and waited; the cache is empty from then on."""
         lost = [*self.waiting, *self.prefilling, *(job for _, _, job in self.decoding)]
+        for job in lost:
+            job.rest, job.admitted = 0, False
         self.waiting.clear()
         self.prefilling.clear()
         self.decoding.clear()

@@ -1,5 +1,6 @@
 """What is sent to the virtual fleet: public traces, and workloads made here."""
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -9,23 +10,24 @@ from benchmarks.routing.virtual_worker import Job
 
 def name_of(*parts: object) -> bytes:
     """A block's name: 16 bytes, equal for equal parts."""
-    import hashlib
-
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
-def mooncake(path: Path, speedup: float, seed: int) -> list[Job]:
+def mooncake(path: Path, speedup: float, seed: int, spread_s: float = 0.1) -> list[Job]:
     """A trace of the Mooncake paper (FAST 2025), whose ids stand for blocks of 512 tokens, played faster.
 
-    Arrivals are moved by up to a second either way: they come in steps of three seconds there.
+    Each seed leaves out another twentieth of the requests and moves the others' arrivals by up to ``spread_s`` seconds.
+    The trace has requests arrive together every three seconds; with 3 s they arrive evenly.
     """
     chance = random.Random(seed)
     jobs = []
     with path.open() as lines:
         for line in lines:
+            if chance.random() < 0.05:
+                continue
             row = json.loads(line)
             names = [ident.to_bytes(16, "big") for ident in row["hash_ids"][: row["input_length"] // 512]]
-            arrival = max(0.0, row["timestamp"] / 1000 + 0 * chance.uniform(-1, 1)) / speedup
+            arrival = (row["timestamp"] / 1000 + chance.uniform(0, spread_s)) / speedup
             jobs.append(Job(arrival, row["input_length"], max(1, row["output_length"]), names))
     return sorted(jobs, key=lambda job: job.arrival_s)
 

@@ -1,13 +1,13 @@
 """What speaks against a worker for a request, in seconds. The least wins.
 
     wait     prompt tokens that the worker has yet to compute / its rate
-    work     MISS_WEIGHT * missing tokens / its rate
+    work     missing tokens / its rate + (MISS_WEIGHT - 1) * missing tokens / the rate of most workers
     decode   missing tokens / its rate * its decoding sequences / DECODES_A_DOUBLING
     memory   MEMORY_WEIGHT * what is above MEMORY_LIMIT of its blocks, squared, in units of 1 - MEMORY_LIMIT
 
-A missing token weighs more than the time it takes: computing it also evicts something else. With a weight of 1 each
-request gets its own earliest first token, and prefixes spread until none is cached well; from 4 to 16 the outcome is
-flat (benchmarks/routing).
+A missing token weighs more than the time it takes: computing it also evicts something else, which some worker will have
+to compute again. With a weight of 1 each request gets its own earliest first token, and prefixes spread until none is
+cached well; from 4 to 16 the outcome is flat (benchmarks/routing).
 """
 
 from dataclasses import dataclass
@@ -47,11 +47,12 @@ def score(view: WorkerView, prompt_tokens: int, cached_tokens: int, reserved: in
         reserved: prompt tokens that others will bring before, beside the worker's backlog.
     """
     rate = view.prefill_rate
-    missing_s = (prompt_tokens - cached_tokens) / rate
-    excess = view.memory_use(-(-(prompt_tokens - cached_tokens) // view.block_size)) - MEMORY_LIMIT
+    missing = prompt_tokens - cached_tokens
+    missing_s = missing / rate
+    excess = view.memory_use(-(-missing // view.block_size)) - MEMORY_LIMIT
     return Score(
         wait=(view.backlog + reserved) / rate,
-        work=MISS_WEIGHT * missing_s,
+        work=missing_s + (MISS_WEIGHT - 1) * missing / view.typical_rate,
         decode=missing_s * view.decoding / DECODES_A_DOUBLING,
         memory=MEMORY_WEIGHT_S * (excess / (1 - MEMORY_LIMIT)) ** 2 if excess > 0 else 0.0,
     )

@@ -53,7 +53,7 @@ class WorkerView:
         accepting: whether it takes sequences at all; such a worker may be worth waiting for.
         open: whether it has a slot now.
         backlog: prompt tokens that it was given and has not computed.
-        prefill_rate: prompt tokens a second; see ``level_rates``.
+        prefill_rate, typical_rate: prompt tokens a second, of this worker and of most; see ``level_rates``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkerView:
         self.running = 0
         self.prefilling: set[Placed] = set()
         self.backlog = 0
-        self.prefill_rate = throughput.prefill_rate
+        self.prefill_rate = self.typical_rate = throughput.prefill_rate
         self._available_blocks = hello.num_blocks
         # Blocks of sequences that the last report does not count yet.
         self._promised_blocks = 0
@@ -166,5 +166,6 @@ def level_rates(views: Sequence[WorkerView]) -> None:
     measured = [view.throughput.prefill_rate for view in views if view.throughput.measured]
     typical = statistics.median_low(measured) if measured else PRIOR_PREFILL_RATE
     for view in views:
+        view.typical_rate = typical
         own = view.throughput.prefill_rate if view.throughput.measured else typical
         view.prefill_rate = typical if typical / EQUAL_RATES <= own <= typical * EQUAL_RATES else own
