@@ -76,9 +76,14 @@ class CacheMirror:
         self._asked = now
         return True
 
+    @property
+    def has_room(self) -> bool:
+        """Whether more blocks can be kept without evicting any."""
+        return len(self._names) < self._capacity
+
     def coldness(self, now: float) -> float:
         """Seconds since the least recently used block was used, which goes next; infinite while there is room."""
-        if len(self._names) < self._capacity or not self._names:
+        if self.has_room or not self._names:
             return math.inf
         return now - next(iter(self._names.values()))
 

@@ -5,7 +5,7 @@ import pytest
 from protos import worker_pb2
 from router.routing.dispatcher import QUANTUM
 from router.routing.policies import POLICIES, LeastLoad, PowerOfTwo, Random, RoundRobin, Session
-from router.routing.score import MEMORY_LIMIT, MISS_WEIGHT, score
+from router.routing.score import MEMORY_LIMIT, MISS_WEIGHT, MISS_WEIGHT_WITH_ROOM, score
 from router.routing.throughput import PRIOR_PREFILL_RATE, Throughput
 from router.routing.worker_view import Placed, level_rates
 from tests.doubles.virtual_fleet import VirtualFleet, names, waiting
@@ -42,11 +42,13 @@ def test_two_that_follow_each_other_closely_find_each_others_prefix():
     assert len(set(fleet.ask(waiting(prompt=LONG), waiting(prompt=LONG)))) == 1
 
 
-def test_a_prefix_is_computed_again_elsewhere_when_waiting_costs_more():
-    fleet = VirtualFleet(2, max_num_batched_tokens=100_000)
+@pytest.mark.parametrize(("room", "weight"), [(True, MISS_WEIGHT_WITH_ROOM), (False, MISS_WEIGHT)])
+def test_a_prefix_is_computed_again_elsewhere_when_waiting_costs_more(room, weight):
+    fleet = VirtualFleet(2, max_num_batched_tokens=100_000, num_blocks=10_000 if room else 1000)
     fleet.follow(0, *names(*LONG))
+    fleet.follow(1, *names(*range(1000, 5000)))
     prompt = [*LONG, 1, 2]
-    burden(fleet, 0, int(MISS_WEIGHT * len(LONG)) - 50)
+    burden(fleet, 0, int(weight * len(LONG)) - 50)
     assert fleet.ask(waiting(prompt=prompt)) == [0]
     burden(fleet, 0, 200)
     assert fleet.ask(waiting(prompt=prompt)) == [1]
@@ -63,8 +65,9 @@ def test_nothing_is_bound_before_a_worker_can_start_it():
 
 
 def test_it_waits_for_a_worker_that_is_busy_but_soon_the_best():
-    fleet = VirtualFleet(2)
+    fleet = VirtualFleet(2, num_blocks=1000)
     fleet.follow(0, *names(*LONG))
+    fleet.follow(1, *names(*range(1000, 5000)))
     heavy = burden(fleet, 0, 1200)
     other = waiting(50, arrival=1.0)
     assert fleet.ask(waiting(prompt=[*LONG, 5]), other) == [1], "the one behind it does not wait"
