@@ -17,6 +17,7 @@ from gateway.bodies import from_validation
 from gateway.config import GatewayConfig
 from gateway.edge import Edge
 from gateway.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
+from gateway.generation import ROUTE_HEADERS
 from gateway.metrics import Metrics
 from gateway.replies import ChatCompletionChunk, CompletionChunk
 from gateway.upstream import Upstream
@@ -49,7 +50,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
             allow_origins=config.enable_cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-quire-ignored-fields", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", "x-quire-ignored-fields", *ROUTE_HEADERS],
         )
     return app
 

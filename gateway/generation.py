@@ -6,7 +6,7 @@ Knows the wire and nothing of HTTP or of OpenAI's objects, apart from the errors
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,12 @@ logger = logging.getLogger("gateway")
 
 # Events that one request with several prompts holds while its client is slow; gRPC's flow control holds the rest back.
 _MAX_QUEUED_EVENTS = 64
+
+# The router's metadata that clients get as headers. A stream's headers are sent before the last one is known.
+ROUTE_HEADERS = (
+    "x-quire-worker", "x-quire-reason", "x-quire-predicted-cached-tokens", "x-quire-cached-tokens", "x-quire-queue-ms",
+    "x-quire-prefill-ms",
+)  # fmt: skip
 
 _REASONS: dict[int, FinishReason] = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
@@ -82,6 +88,8 @@ class Generation:
         self._n = requests[0].n or 1
         self.num_choices = self._n * len(requests)
         self.prompt_tokens = 0
+        # Headers that tell how the first prompt came to its worker.
+        self.route: dict[str, str] = {}
         self.completion_tokens = 0
         self._cached_tokens: dict[int, int] = {}
         self._arrival = time.perf_counter()
@@ -109,6 +117,7 @@ class Generation:
             if event is None or event.WhichOneof("event") != "started":
                 raise internal("the router's stream does not begin with Started")
             self.prompt_tokens += event.started.prompt_tokens
+        self.route = _route_headers(await self._calls[0].initial_metadata())
         self._metrics.prompt_tokens.inc(self.prompt_tokens)
 
     async def pieces(self) -> AsyncIterator[Piece]:
@@ -135,6 +144,7 @@ class Generation:
                 continue
             unfinished.discard(index)
             yield Piece(index, ending=self._end(prompt, event.finished))
+        self.route.update(_route_headers(await self._calls[0].trailing_metadata()))
         if unfinished:
             raise internal(f"the router ended its stream with {len(unfinished)} choices unfinished")
         self._metrics.e2e_request_latency.observe(time.perf_counter() - self._arrival)
@@ -240,6 +250,11 @@ class Generation:
         self._metrics.request_success.labels(reason).inc()
         cause = finished.WhichOneof("stop_cause")
         return Ending(reason, getattr(finished, cause) if cause else None)
+
+
+def _route_headers(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    """What the router tells of a request's way, by header; other metadata is gRPC's own."""
+    return {key: str(value) for key, value in metadata or () if key in ROUTE_HEADERS}
 
 
 def _failure(reason: int) -> ApiError:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.bodies import JsonRoute
+from gateway.caller import name_caller
 from gateway.chunks import CHAT, COMPLETION, Chunks, Shape
 from gateway.errors import invalid
 from gateway.generation import Ending, Generation
@@ -142,7 +143,7 @@ async def _generate(
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
     created = int(time.time())
-    headers = _ignored_header(body)
+    name_caller(requests, request.headers, body)
     request.state.generation_id = id_
     generation = upstream.generate(requests, param_names(body), streamed=bool(body.stream))
     try:
@@ -154,6 +155,7 @@ async def _generate(
     except BaseException:
         generation.close()
         raise
+    headers = {**_ignored_header(body), **generation.route}
     if body.stream:
         chunks = Chunks(
             shape,

@@ -180,6 +180,8 @@ class GenerateBody(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     skip_reading_prefix_cache: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
     structured_outputs: StructuredOutputs | None = None
     # What vLLM called them before.
     guided_json: JsonSchema | None = None

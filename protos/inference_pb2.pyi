@@ -49,7 +49,7 @@ class OutputOptions(_message.Message):
     def __init__(self, text: _Optional[bool] = ..., token_ids: _Optional[bool] = ..., final_only: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., token_bytes: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "n", "output", "cache_salt", "skip_reading_prefix_cache", "priority")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "n", "output", "cache_salt", "skip_reading_prefix_cache", "priority", "tenant", "session_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,8 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SKIP_READING_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -74,7 +76,9 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     skip_reading_prefix_cache: bool
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_reading_prefix_cache: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    tenant: str
+    session_id: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., cache_salt: _Optional[str] = ..., skip_reading_prefix_cache: _Optional[bool] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished", "prompt_logprobs")
@@ -234,34 +238,50 @@ class CancelResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[CancelResponse.Result, _Mapping]]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt")
+    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt", "session_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
     chat: Chat
     cache_salt: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    session_id: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
     __slots__ = ("prompt_tokens", "policy", "chosen", "candidates", "queued")
     class Candidate(_message.Message):
-        __slots__ = ("worker", "ready", "running", "capacity", "score")
+        __slots__ = ("worker", "ready", "running", "capacity", "score", "cached_tokens", "wait_s", "work_s", "decode_s", "memory_s", "index_state", "backlog_tokens")
         WORKER_FIELD_NUMBER: _ClassVar[int]
         READY_FIELD_NUMBER: _ClassVar[int]
         RUNNING_FIELD_NUMBER: _ClassVar[int]
         CAPACITY_FIELD_NUMBER: _ClassVar[int]
         SCORE_FIELD_NUMBER: _ClassVar[int]
+        CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        WAIT_S_FIELD_NUMBER: _ClassVar[int]
+        WORK_S_FIELD_NUMBER: _ClassVar[int]
+        DECODE_S_FIELD_NUMBER: _ClassVar[int]
+        MEMORY_S_FIELD_NUMBER: _ClassVar[int]
+        INDEX_STATE_FIELD_NUMBER: _ClassVar[int]
+        BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
         worker: str
         ready: bool
         running: int
         capacity: int
         score: float
-        def __init__(self, worker: _Optional[str] = ..., ready: _Optional[bool] = ..., running: _Optional[int] = ..., capacity: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
+        cached_tokens: int
+        wait_s: float
+        work_s: float
+        decode_s: float
+        memory_s: float
+        index_state: str
+        backlog_tokens: int
+        def __init__(self, worker: _Optional[str] = ..., ready: _Optional[bool] = ..., running: _Optional[int] = ..., capacity: _Optional[int] = ..., score: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., memory_s: _Optional[float] = ..., index_state: _Optional[str] = ..., backlog_tokens: _Optional[int] = ...) -> None: ...
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]

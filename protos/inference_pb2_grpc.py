@@ -75,7 +75,9 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates n continuations of one prompt. The stream is: one Started, PromptLogprobs when asked for, Deltas of the choices in any mixture,
+        """Generates n continuations of one prompt. The call's metadata tells how it came to its worker, as x-quire-worker, -reason,
+        -predicted-cached-tokens, -cached-tokens and -queue-ms before the first message, and again with -prefill-ms at the end.
+        The stream is: one Started, PromptLogprobs when asked for, Deltas of the choices in any mixture,
         and one Finished per choice. A failure after Started ends the call with a status and no Finished.
         Cancelling the call cancels the request.
         """

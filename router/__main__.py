@@ -18,9 +18,14 @@ from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
 from router.discovery import Discovery, RegistryServicer
 from router.fleet import Fleet
-from router.policy import POLICIES
+from router.fleet_view import FleetView
 from router.prompt_encoder import PromptEncoder
 from router.recovery import Recovery
+from router.routing.dispatcher import Dispatcher
+from router.routing.fair_queue import FairQueue
+from router.routing.policies import POLICIES
+from router.routing.prefix_index import PrefixIndex
+from router.routing.virtual_counters import VirtualCounters
 from router.scheduler import Scheduler
 from router.server import InferenceServicer
 from router.tokenizer import Tokenizer
@@ -86,14 +91,16 @@ class Router:
         self._readiness = asyncio.Event()
         self._fleet = Fleet(tokenizer.model_vocab_size, config.worker_timeout)
         self._discovery = Discovery(config.worker_urls, self._fleet.set_addresses)
-        queue = WaitingQueue(config.max_num_queued_reqs)
-        self._scheduler = Scheduler(
-            self._fleet, queue, POLICIES[config.policy](), config.max_queue_wait, self._readiness.set
-        )
+        index, counters = PrefixIndex(), VirtualCounters()
+        order = FairQueue(counters)
+        dispatcher = Dispatcher(index, order, POLICIES[config.policy]())
+        view = FleetView(index, dispatcher, counters)
+        queue = WaitingQueue(order, dispatcher, config.max_num_queued_reqs, config.max_num_queued_tokens)
+        self._scheduler = Scheduler(self._fleet, view, queue, dispatcher, config.max_queue_wait, self._readiness.set)
         self._recovery = Recovery(config.max_attempts, self._scheduler.put_back)
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
-            config.model_names, tokenizer, self._encoder, self._fleet, queue, self._scheduler, self._recovery
+            config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery
         )
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)

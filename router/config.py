@@ -8,7 +8,7 @@ from typing import NoReturn
 
 PROG = "quire router"
 DNS_SCHEME = "dns:///"
-POLICIES = ("least_load", "round_robin")
+POLICIES = ("prefix", "round_robin", "random", "least_load", "power_of_two", "session")
 
 
 class ConfigError(ValueError):
@@ -27,8 +27,9 @@ class RouterConfig:
     served_model_name: tuple[str, ...] = ()
     tokenizer: Path | None = None
     chat_template: Path | None = None
-    policy: str = "least_load"
+    policy: str = "prefix"
     max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int = 4_194_304
     max_queue_wait: float = 60.0
     tokenizer_threads: int = 4
     worker_timeout: float = 5.0
@@ -65,7 +66,7 @@ class RouterConfig:
             raise ConfigError("--served-model-name has an empty name; leave the flag out for the model's own name")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 (any free port) to 65535")
-        for name in ("max_num_queued_reqs", "tokenizer_threads", "max_attempts"):
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "tokenizer_threads", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
         for name in ("max_queue_wait", "worker_timeout"):
@@ -132,11 +133,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--policy", default=default.policy, choices=POLICIES,
-        help="which of several free workers gets a sequence (default %(default)s)",
+        help="which worker gets a sequence: prefix weighs what it has cached of the prompt against how busy it is, "
+        "session keeps a session_id on one worker (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--max-num-queued-reqs", type=int, default=default.max_num_queued_reqs, metavar="N",
         help="most requests that wait for a worker; more are refused (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-num-queued-tokens", type=int, default=default.max_num_queued_tokens, metavar="N",
+        help="most prompt tokens, cached ones aside, of the requests that wait; more are refused (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--max-queue-wait", type=float, default=default.max_queue_wait, metavar="S",

@@ -34,7 +34,7 @@ from grpc_status import rpc_status
 logger = logging.getLogger(__name__)
 
 DOMAIN = "quire"
-_RETRY_DELAY_S = 1
+RETRY_AFTER_S = 1.0
 
 Reply = TypeVar("Reply")
 
@@ -44,6 +44,7 @@ class RequestError(Exception):
 
     code = grpc.StatusCode.UNKNOWN
     retry = False
+    retry_after_s = RETRY_AFTER_S
     # What ErrorInfo says, for programs.
     reason = ""
 
@@ -53,7 +54,9 @@ class RequestError(Exception):
         if self.reason:
             details.append(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN))
         if self.retry:
-            details.append(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=_RETRY_DELAY_S)))
+            delay = Duration()
+            delay.FromMilliseconds(round(self.retry_after_s * 1000))
+            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
         return details
 
 
@@ -94,10 +97,14 @@ class RequestExists(RequestError):
 
 
 class QueueFull(RequestError):
-    """Too many requests wait already, or this one waited too long."""
+    """Too many requests wait already, or this one waited too long. ``retry_after_s``: when there should be room."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     retry = True
+
+    def __init__(self, message: str, retry_after_s: float = RETRY_AFTER_S) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(RequestError):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from protos import inference_pb2
 from router.admission import WaitingQueue
 from router.prompt import PromptRequest, encode_prompt, encode_words
 from router.tokenizer import Tokenizer
@@ -40,7 +41,8 @@ class PromptEncoder:
             encode_prompt, self._tokenizer, request, max_model_len, vocab_size, add_special_tokens=add_special_tokens
         )
         if request.WhichOneof("prompt") in ("text", "chat"):
-            return await self._run(work)
+            priority = request.priority if isinstance(request, inference_pb2.GenerateRequest) else None
+            return await self._run(work, priority)
         return work()  # ids are only checked
 
     async def encode_words(self, words: tuple[str, ...]) -> list[list[int]]:
@@ -51,8 +53,8 @@ class PromptEncoder:
         """The text of ids, control tokens included. Raises QueueFull."""
         return await self._run(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
-    async def _run(self, work: Callable[[], Result]) -> Result:
-        with self._queue.place():
+    async def _run(self, work: Callable[[], Result], priority: int | None = None) -> Result:
+        with self._queue.place(priority):
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from router.constraints import Constraint
 from router.detokenizer import Detokenizer
 from router.errors import DeadlineExceeded, InternalError, InvalidArgument, RequestError, Unavailable
 from router.recovery import Attempts
+from router.route import Route
 from router.stop_strings import compile_stops
 from router.token_bytes import TokenBytes
 
@@ -39,6 +40,8 @@ class GenerateParams:
         text, token_ids, token_bytes: whether Deltas carry them.
         logprobs, prompt_logprobs: alternatives to report for each output or prompt token; None: no report.
         priority: lower ones run first.
+        tenant: on whose behalf it is.
+        session_id: what it belongs to.
     """
 
     model: str
@@ -70,6 +73,8 @@ class GenerateParams:
     cache_salt: bytes
     skip_reading_prefix_cache: bool
     priority: int
+    tenant: str
+    session_id: str
 
 
 class TokenLogprobs:
@@ -322,6 +327,9 @@ class Request:
         # The ids of each way to write a bad word.
         self.bad_word_ids: list[list[int]] = []
         self.choices: list[Choice] = []
+        # When it first waited for a worker, in the loop's time, and how its first choice came to one.
+        self.arrival: float | None = None
+        self.route: Route | None = None
         # What the worker reports of the prompt's tokens, of which the first has no log-probability.
         self.prompt_logprobs = TokenLogprobs(first_index=1)
         self._sent_prompt_logprobs = False

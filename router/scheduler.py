@@ -1,17 +1,21 @@
-"""Binds waiting choices to workers, as late as possible: only when a worker has a slot for one."""
+"""Takes requests, has them wait in the queue, and hands them to workers when the dispatcher has decided."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 
+from protos import inference_pb2, worker_pb2
 from router.admission import WaitingQueue
-from router.errors import QueueFull, Unavailable
+from router.errors import DeadlineExceeded, QueueFull, Unavailable
+from router.explanation import explain
 from router.fleet import Fleet
-from router.policy import Policy
+from router.fleet_view import FleetView
 from router.request import Choice, Request
+from router.route import Route
+from router.routing.dispatcher import Dispatcher
 from router.worker_link import WorkerLink
 
-logger = logging.getLogger(__name__)
+# Between two looks at what running sequences have generated, to charge their tenants for it.
+CHARGE_INTERVAL_S = 0.1
 
 
 class Scheduler:
@@ -19,8 +23,9 @@ class Scheduler:
 
     Args:
         fleet: the workers; the caller starts and stops it.
+        view: what is known of them.
         queue: where requests wait.
-        policy: chooses among workers with room.
+        dispatcher: decides which request goes where, and when.
         max_queue_wait: seconds after which a request is refused if all the while no worker took a choice of it.
         on_readiness: called when a worker became ready, or is not any more.
     """
@@ -28,23 +33,33 @@ class Scheduler:
     def __init__(
         self,
         fleet: Fleet,
+        view: FleetView,
         queue: WaitingQueue,
-        policy: Policy,
+        dispatcher: Dispatcher,
         max_queue_wait: float,
         on_readiness: Callable[[], None],
     ) -> None:
         self._fleet = fleet
+        self._view = view
         self._queue = queue
-        self.policy = policy
+        self._dispatcher = dispatcher
         self._max_queue_wait = max_queue_wait
         self._on_readiness = on_readiness
         self._patience: dict[Request, asyncio.TimerHandle] = {}
+        self._charged_at = 0.0
 
     def start(self, request: Request) -> None:
-        """Takes a request whose prompt is known. Whoever calls this must call ``end`` when the call is over."""
-        self._queue.add(request)
+        """Takes a request whose prompt is known. Whoever calls this must call ``end`` when the call is over.
+
+        Raises:
+            QueueFull: there is no room for its prompt.
+            DeadlineExceeded: it cannot be met on any worker.
+        """
+        now = asyncio.get_running_loop().time()
+        self._view.refresh()
+        self._queue.add(request, self._view.block_size, now)
         self._begin_patience(request)
-        self.capacity_changed()
+        self._dispatch(now)
 
     def end(self, request: Request) -> None:
         """The call is over, for whatever reason: nothing of it waits or runs any more."""
@@ -56,10 +71,19 @@ class Scheduler:
         # Cancelling frees nothing yet, but others may have waited behind this one.
         self.capacity_changed()
 
-    def choose(self, request: Request | None = None) -> WorkerLink | None:
-        """The worker that the next sequence would go to now; None when none has room."""
-        links = [link for link in self._fleet.links if link.has_room]
-        return self.policy.choose(links, request) if links else None
+    def explain(self, prompt: bytes, cache_salt: bytes, session_id: bytes) -> inference_pb2.ExplainResponse:
+        """What would become of a prompt (packed ids) that came now."""
+        self._view.refresh()
+        return explain(
+            prompt,
+            cache_salt,
+            session_id,
+            links=self._fleet.links,
+            view=self._view,
+            dispatcher=self._dispatcher,
+            queued=len(self._queue),
+            now=asyncio.get_running_loop().time(),
+        )
 
     # ---- LinkListener ----
 
@@ -69,22 +93,62 @@ class Scheduler:
 
     def capacity_changed(self) -> None:
         """Binds what can be bound."""
-        now = asyncio.get_running_loop().time()
-        while (choice := self._queue.first()) is not None:
-            link = self.choose(choice.request)
-            if link is None:
-                return
-            self._queue.pop_first()
-            self._end_patience(choice.request)
-            if choice.request in self._queue:
-                self._begin_patience(choice.request)
-            link.submit(choice, now)
+        if len(self._queue):
+            self._dispatch(asyncio.get_running_loop().time())
 
     def put_back(self, choice: Choice) -> None:
-        """The choice waits again, before all others of its priority."""
-        if not choice.request.ended:
-            self._queue.put_back(choice)
-            self._begin_patience(choice.request)
+        """The choice waits again, for as long as its request did."""
+        request = choice.request
+        if not request.ended:
+            self._queue.put_back(choice, self._view.block_size, asyncio.get_running_loop().time())
+            self._begin_patience(request)
+
+    def joined(self, link: WorkerLink) -> None:
+        """A worker is there."""
+        self._view.join(link, asyncio.get_running_loop().time())
+
+    def left(self, link: WorkerLink) -> None:
+        """A worker is gone."""
+        self._view.leave(link)
+
+    def progressed(self, link: WorkerLink, batch: worker_pb2.StepBatch) -> None:
+        """Steps of a worker ended."""
+        self._view.progress(link, batch, asyncio.get_running_loop().time())
+
+    def heard(self, link: WorkerLink, pong: worker_pb2.Pong) -> None:
+        """A worker said how it is."""
+        self._view.heard(link, pong, asyncio.get_running_loop().time())
+
+    def told(self, link: WorkerLink, events: worker_pb2.KvEvents) -> None:
+        """A worker's prefix cache has changed."""
+        self._view.told(link, events, asyncio.get_running_loop().time())
+
+    def refused(self, link: WorkerLink, slot: int, generation: int) -> None:
+        """A worker did not take what it was given in a slot."""
+        self._view.refused(link, slot, generation, asyncio.get_running_loop().time())
+
+    def _dispatch(self, now: float) -> None:
+        self._view.refresh()
+        if now - self._charged_at >= CHARGE_INTERVAL_S:
+            self._charged_at = now
+            self._view.charge_output()
+        done = self._dispatcher.dispatch(now)
+        for entry, view, placed in done.placed:
+            choice = self._queue.take(entry)
+            request = choice.request
+            self._end_patience(request)
+            if request in self._queue:
+                self._begin_patience(request)
+            link = self._view.link(view)
+            link.submit(choice, now)
+            if request.route is None:
+                request.route = Route(link.name, placed)
+            generation = link.slots.generation(choice.slot)
+            self._view.took(link, choice.slot, generation, placed, request.params.tenant, len(choice.token_ids))
+        for entry in done.hopeless:
+            request = self._queue.request(entry)
+            self._queue.discard(request)
+            request.fail(DeadlineExceeded("no worker can begin to answer before the deadline passes"))
 
     # ---- patience ----
 
@@ -108,6 +172,7 @@ class Scheduler:
                 )
             )
         elif self._fleet.ready_count:
-            request.fail(QueueFull(f"no worker was free for {self._max_queue_wait:g} s; try again later"))
+            message = f"no worker was free for {self._max_queue_wait:g} s; try again later"
+            request.fail(QueueFull(message, self._queue.retry_after()))
         else:
             request.fail(Unavailable("no worker is ready to run the model; try again shortly"))

@@ -9,7 +9,6 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from protos import inference_pb2, inference_pb2_grpc
-from router.admission import WaitingQueue
 from router.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -22,7 +21,7 @@ from router.errors import (
 from router.fleet import Fleet, ModelLimits
 from router.prompt_encoder import PromptEncoder
 from router.recovery import Recovery
-from router.request import Request
+from router.request import Request, pack_ids
 from router.scheduler import Scheduler
 from router.tokenizer import Tokenizer
 from router.validation import check_generate, check_ids, resolve_max_tokens
@@ -43,7 +42,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         names: the model's names; the first is the one that answers carry.
         tokenizer, encoder: the model's.
         fleet: its workers.
-        queue, scheduler: take requests from here on.
+        scheduler: takes requests from here on.
         recovery: knows which prompts are kept from workers.
     """
 
@@ -53,14 +52,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         tokenizer: Tokenizer,
         encoder: PromptEncoder,
         fleet: Fleet,
-        queue: WaitingQueue,
         scheduler: Scheduler,
         recovery: Recovery,
     ) -> None:
         self._names = names
         self._tokenizer = tokenizer
         self._fleet = fleet
-        self._queue = queue
         self._scheduler = scheduler
         self._recovery = recovery
         self._encoder = encoder
@@ -128,6 +125,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         await request.begun.wait()
         if request.failure is not None:
             raise request.failure
+        if request.route is not None:
+            await context.send_initial_metadata(request.route.begun())
         started = inference_pb2.Started(
             request_id=request.id, model=request.params.model, prompt_tokens=request.prompt_tokens
         )
@@ -140,6 +139,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if request.failure is not None:
                 raise request.failure
             if request.ended and not request.changed.is_set():
+                if request.route is not None:
+                    context.set_trailing_metadata(request.route.ended())
                 return
 
     @answers_errors
@@ -215,24 +216,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         limits = self._limits()
         field, token_ids = await self._encoder.encode(message, limits.max_model_len, limits.vocab_size)
         resolve_max_tokens(field, len(token_ids), None, limits.max_model_len)
-        policy = self._scheduler.policy
-        chosen = self._scheduler.choose()
-        return inference_pb2.ExplainResponse(
-            prompt_tokens=len(token_ids),
-            policy=policy.name,
-            chosen="" if chosen is None or len(self._queue) else chosen.name,
-            candidates=[
-                inference_pb2.ExplainResponse.Candidate(
-                    worker=link.name,
-                    ready=link.ready,
-                    running=link.slots.running,
-                    capacity=link.slots.size,
-                    score=policy.score(link),
-                )
-                for link in self._fleet.links
-            ],
-            queued=len(self._queue),
-        )
+        return self._scheduler.explain(pack_ids(token_ids), message.cache_salt.encode(), message.session_id.encode())
 
     # ---- checks ----
 

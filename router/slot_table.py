@@ -39,6 +39,10 @@ class SlotTable:
         """Whether ``bind`` will find a slot."""
         return bool(self._free)
 
+    def generation(self, slot: int) -> int:
+        """The generation of a slot's last sequence."""
+        return self._generations[slot]
+
     def choices(self) -> Iterator[Choice]:
         """The choices in slots, but not those that the router lost interest in."""
         return (choice for choice in self._choices if choice is not None)

@@ -30,7 +30,7 @@ def check_generate(
     takes_priorities: bool = False,
 ) -> GenerateParams:
     """Everything but the prompt. A seed is drawn when there is none. Raises InvalidArgument."""
-    for field in ("request_id", "cache_salt"):
+    for field in ("request_id", "cache_salt", "tenant", "session_id"):
         if len(getattr(request, field)) > MAX_ID_CHARS:
             raise InvalidArgument(
                 field, f"{field} has {len(getattr(request, field))} characters; at most {MAX_ID_CHARS}"
@@ -78,6 +78,8 @@ def check_generate(
         cache_salt=request.cache_salt.encode(),
         skip_reading_prefix_cache=request.skip_reading_prefix_cache,
         priority=request.priority,
+        tenant=request.tenant,
+        session_id=request.session_id,
     )
 
 

@@ -67,6 +67,24 @@ class LinkListener(Protocol):
     def put_back(self, choice: Choice) -> None:
         """A worker refused a choice for now, or was lost with it: it is the next one. ``capacity_changed`` follows."""
 
+    def joined(self, link: "WorkerLink") -> None:
+        """A link is up; its ``hello`` is known."""
+
+    def left(self, link: "WorkerLink") -> None:
+        """A link is down, if it was up."""
+
+    def progressed(self, link: "WorkerLink", batch: worker_pb2.StepBatch) -> None:
+        """A StepBatch came, and has changed nothing yet."""
+
+    def heard(self, link: "WorkerLink", pong: worker_pb2.Pong) -> None:
+        """A Pong came."""
+
+    def told(self, link: "WorkerLink", events: worker_pb2.KvEvents) -> None:
+        """KvEvents came."""
+
+    def refused(self, link: "WorkerLink", slot: int, generation: int) -> None:
+        """The worker refused what it was given in a slot."""
+
 
 class WorkerLink:
     """One worker, by its address.
@@ -128,15 +146,18 @@ class WorkerLink:
         return self.ready and self._heartbeat.health is Health.ALIVE and not self._breaker.pause
 
     @property
-    def has_room(self) -> bool:
-        """Whether ``submit`` is possible now."""
+    def accepting(self) -> bool:
+        """Whether the worker takes new sequences, if not at this moment for want of room."""
         return (
             self.ready
-            and not self._full
-            and self.slots.has_free
             and self._heartbeat.health is Health.ALIVE
             and (self._breaker.admits(self.slots.running) or not self._others_work(self))
         )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether ``submit`` is possible now."""
+        return self.accepting and not self._full and self.slots.has_free
 
     def retire(self) -> None:
         """The worker is no longer one of ours: it gets nothing new, and ``run`` ends when it has no sequence left."""
@@ -218,6 +239,7 @@ class WorkerLink:
             *(hello.worker_id, self.address, hello.model, hello.max_slots, hello.max_model_len, hello.epoch),
         )
         self._send(worker_pb2.RouterMessage(credit=worker_pb2.Credit(step_batches=CREDIT_WINDOW)))
+        self._listener.joined(self)
         self._listener.readiness_changed()
         self._listener.capacity_changed()
 
@@ -232,6 +254,7 @@ class WorkerLink:
         if self._draining or self.retired:
             loss = Loss.LEFT
         if was_up:
+            self._listener.left(self)
             self._listener.readiness_changed()
         self._had_room = False
         if reason and reason != self._last_loss:  # a worker that is away for hours is worth one line
@@ -269,6 +292,10 @@ class WorkerLink:
         """Ends a sequence whose choice nobody wants any more. Its slot is free once the worker says so."""
         choice.link = None
         self._cancel_slot(choice.slot)
+
+    def subscribe(self) -> None:
+        """Asks for all names that the worker's prefix cache knows, and for their changes from there on."""
+        self._send(worker_pb2.RouterMessage(subscribe_kv_events=worker_pb2.SubscribeKvEvents()))
 
     def _cancel_slot(self, slot: int) -> None:
         generation = self.slots.forget(slot)
@@ -331,11 +358,15 @@ class WorkerLink:
                 self._on_pong(message.pong)
             case "rejected":
                 self._on_rejected(message.rejected)
+            case "kv_events":
+                self._listener.told(self, message.kv_events)
+                self._return_credit()
             case other:
                 raise OutOfStep(f"{other} is unexpected here")
 
     def _on_pong(self, pong: worker_pb2.Pong) -> None:
         self._heartbeat.pong(pong)
+        self._listener.heard(self, pong)
         if pong.draining:
             self._on_draining()
         self._notice_room()
@@ -348,6 +379,7 @@ class WorkerLink:
             self._listener.readiness_changed()
 
     def _on_batch(self, batch: worker_pb2.StepBatch) -> None:
+        self._listener.progressed(self, batch)
         slots = self.slots
         for admitted in batch.admitted:
             choice = slots.find(admitted.slot, admitted.generation)
@@ -365,21 +397,23 @@ class WorkerLink:
         for slot in slots.deliver(batch):
             self._cancel_slot(slot)
         given_up = [choice for row in batch.finished if (choice := self._on_finished(row)) is not None]
-        self._credit_owed += 1
-        if self._credit_owed >= CREDIT_WINDOW // 2:
-            self._send(worker_pb2.RouterMessage(credit=worker_pb2.Credit(step_batches=self._credit_owed)))
-            self._credit_owed = 0
+        self._return_credit()
         if batch.slots:
             self._breaker.progressed()
         if given_up:
             self._note_loss(Loss.CRASHED)
         for choice in reversed(given_up):
             self._give_back(choice, Loss.CRASHED)
-        if batch.finished:
-            self._full = False
-            self._listener.capacity_changed()
-        else:
-            self._not_full()
+        # A step that ends makes room, be it in the budget of the next one.
+        self._full = False
+        self._listener.capacity_changed()
+
+    def _return_credit(self) -> None:
+        """A message that takes credit was read."""
+        self._credit_owed += 1
+        if self._credit_owed >= CREDIT_WINDOW // 2:
+            self._send(worker_pb2.RouterMessage(credit=worker_pb2.Credit(step_batches=self._credit_owed)))
+            self._credit_owed = 0
 
     def _not_full(self) -> None:
         if self._full:
@@ -403,6 +437,7 @@ class WorkerLink:
 
     def _on_rejected(self, rejected: worker_pb2.Rejected) -> None:
         choice = self.slots.find(rejected.slot, rejected.generation)
+        self._listener.refused(self, rejected.slot, rejected.generation)
         self.slots.free(rejected.slot, rejected.generation)
         if rejected.reason == worker_pb2.Rejected.REASON_DRAINING:
             self._on_draining()

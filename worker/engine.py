@@ -27,6 +27,7 @@ class EngineLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     takes_priorities: bool = False
+    enable_prefix_caching: bool = True
 
 
 class LaunchedStep(Protocol):

@@ -138,4 +138,6 @@ class EngineLoop:
             free_blocks=scheduler.pool.num_free,
             cached_blocks=scheduler.pool.num_cached,
             num_preemptions=scheduler.num_preemptions,
+            prefill_tokens=scheduler.num_prefill_tokens,
+            busy_us=int(self.clock.busy * 1e6),
         )

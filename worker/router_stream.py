@@ -70,6 +70,8 @@ class RouterStream:
         self._kv_events = KvEventFeed(epoch, MAX_NAMES)
         self._step = 0
         self._load = worker_pb2.Load()
+        # Prompts were computed since the last StepBatch: the router sees how far they are, though none has a token yet.
+        self._has_progress = False
         self._closing = False
         self._wake = asyncio.Event()
 
@@ -213,6 +215,7 @@ class RouterStream:
     def step_ended(self, step: int, load: worker_pb2.Load) -> None:
         """All that a step produced was handed over; what is pending may go out."""
         self._step = step
+        self._has_progress |= bool(self._sequences) and load.prefill_tokens != self._load.prefill_tokens
         self._load = load
         self._wake.set()
 
@@ -228,7 +231,7 @@ class RouterStream:
         while True:
             while self._replies:
                 yield self._replies.popleft()
-            if self._credit and (self._rows or self._admitted or self._finished):
+            if self._credit and (self._rows or self._admitted or self._finished or self._has_progress):
                 self._credit -= 1
                 yield worker_pb2.WorkerMessage(step_batch=self._take_batch())
                 continue
@@ -257,4 +260,5 @@ class RouterStream:
             load=self._load,
         )
         self._rows, self._logprobs, self._prompt_logprobs, self._admitted, self._finished = {}, [], [], [], []
+        self._has_progress = False
         return batch

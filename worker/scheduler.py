@@ -59,6 +59,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both in the order of their turns
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        # Prompt tokens planned since the start, those computed anew after a preemption included.
+        self.num_prefill_tokens = 0
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._arrivals = 0
         self._step = 0
@@ -283,6 +285,7 @@ class Scheduler:
     def _write_chunk(self, plan: StepPlan, seq: Sequence, count: int) -> None:
         """Lays out a chunk of known tokens; what follows it is sampled if it is the last one."""
         place, end = len(plan.sequences), seq.num_computed
+        self.num_prefill_tokens += count
         plan.sequences.append(seq)
         plan.rows.append(seq.row)
         plan.starts.append(end - count)

@@ -132,6 +132,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_slots=serving.max_slots,
             takes_priorities=limits.takes_priorities,
+            enable_prefix_caching=limits.enable_prefix_caching,
         )
 
     def _pong(self, serving: Serving) -> worker_pb2.Pong:

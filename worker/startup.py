@@ -191,6 +191,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens,
         takes_priorities=config.scheduling_policy == "priority",
+        enable_prefix_caching=config.enable_prefix_caching,
     )
     return engine, limits
 

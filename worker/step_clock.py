@@ -13,11 +13,13 @@ class StepClock:
     Attributes:
         typical: moving average of the steps' durations, in seconds.
         longest: duration of the longest step of late, in seconds.
+        busy: seconds that all steps together took.
     """
 
     def __init__(self) -> None:
         self.typical = 0.0
         self.longest = 0.0
+        self.busy = 0.0
         self._started: float | None = None
 
     def start(self) -> None:
@@ -29,6 +31,7 @@ class StepClock:
         assert self._started is not None
         duration = time.monotonic() - self._started
         self._started = None
+        self.busy += duration
         self.typical += (duration - self.typical) * _WEIGHT
         self.longest = max(duration, self.longest * _FADE)
 

@@ -76,6 +76,9 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     words: list[str] | None = None
     cached_tokens: int = 0
     stop_string: str = ""
+    # Metadata before Started, and with the status.
+    route: tuple[tuple[str, str], ...] = ()
+    route_at_end: tuple[tuple[str, str], ...] = ()
 
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     time_left: list[float] = field(default_factory=list)
@@ -113,6 +116,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
                 yield event
             return
         prompt_tokens = _prompt_tokens(request)
+        await context.send_initial_metadata(self.route)
+        context.set_trailing_metadata(self.route_at_end)
         yield inference_pb2.GenerateResponse(
             started=inference_pb2.Started(
                 request_id=request.request_id, model=request.model, prompt_tokens=prompt_tokens

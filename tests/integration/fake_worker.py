@@ -73,6 +73,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         mute: pings are not answered, all else goes on.
         dies_at: output index of the token that kills this worker when it is computed.
         pong: fields of the answers to pings.
+        subscriptions: how often a snapshot of the prefix cache was asked for.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.mute = False
         self.dies_at: int | None = None
         self.pong: dict[str, Any] = {}
+        self.subscriptions = 0
         self.streams: list[Stream] = []
         self.submits: list[worker_pb2.Submit] = []
         self.cancels: list[worker_pb2.CancelSlot] = []
@@ -178,6 +180,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 case "credit":
                     self.credits.append(message.credit.step_batches)
                     stream.credit += message.credit.step_batches
+                case "subscribe_kv_events":
+                    self.subscriptions += 1
                 case "ping" if not self.mute:
                     stream.send(pong=worker_pb2.Pong(nonce=message.ping.nonce, **self.pong))
             stream.wake.set()

@@ -321,3 +321,38 @@ def test_cors_is_off_unless_asked_for(client):
         assert allowed.headers["access-control-allow-origin"] == "https://a.example"
         stranger = other.get("/livez", headers={"origin": "https://b.example"})
         assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_answers_say_how_they_came_to_their_worker(client, fake):
+    fake.route = (("x-quire-worker", "w1"), ("x-quire-cached-tokens", "32"), ("x-other", "1"))
+    fake.route_at_end = (*fake.route, ("x-quire-prefill-ms", "7"))
+    whole = chat(client)
+    assert (whole.headers["x-quire-worker"], whole.headers["x-quire-cached-tokens"]) == ("w1", "32")
+    assert whole.headers["x-quire-prefill-ms"] == "7"
+    assert "x-other" not in whole.headers
+    stream = complete(client, stream=True)
+    assert stream.headers["x-quire-worker"] == "w1"
+    assert "x-quire-prefill-ms" not in stream.headers, "it was not known when the headers were sent"
+
+
+def test_tenants_are_told_apart_by_key_and_user_and_neither_goes_on(client, fake):
+    def tenant(headers=None, **fields) -> str:
+        assert client.post("/v1/chat/completions", json={**CHAT, **fields}, headers=headers or {}).status_code == 200
+        return fake.requests[-1].tenant
+
+    key = {"authorization": "Bearer sk-secret"}
+    tenants = [tenant(), tenant(key), tenant(user="ann"), tenant(key, user="ann"), tenant(key, user="ünïcode")]
+    assert tenants[0] == ""
+    assert len(set(tenants)) == 5
+    assert tenant(key) == tenants[1]
+    assert not any("secret" in name or "ann" in name for name in tenants)
+
+
+def test_sessions_come_from_a_header_or_the_cache_key(client, fake):
+    def session(headers=None, **fields) -> str:
+        assert client.post("/v1/completions", json={**TEXT, **fields}, headers=headers or {}).status_code == 200
+        return fake.requests[-1].session_id
+
+    assert session() == ""
+    assert session(prompt_cache_key="chat-1") == session({"x-quire-session": "chat-1"})
+    assert session({"x-quire-session": "chat-2"}, prompt_cache_key="chat-1") == session(prompt_cache_key="chat-2")

@@ -291,8 +291,8 @@ def test_harmless_values_and_fields_without_effect_are_accepted(client, fake):
     assert response.status_code == 200
     assert "x-quire-ignored-fields" not in response.headers
     ignored = {
-        "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
-        "safety_identifier": "s", "prompt_cache_key": "k", "x_invented": {"a": 1},
+        "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
+        "safety_identifier": "s", "x_invented": {"a": 1},
     }  # fmt: skip
     response = chat(client, **ignored, verbosity=None, **{"bad\r\nname": 1})
     assert response.status_code == 200

@@ -144,7 +144,7 @@ async def test_small_calls_check_their_fields(demo_tokenizer):
             failed = await failure(call)
             assert (failed.code, failed.field) == (code, field)
         explained = await client.explain()
-        assert (explained.policy, explained.chosen, explained.queued) == ("least_load", "fake", 0)
+        assert (explained.policy, explained.chosen, explained.queued) == ("prefix", "fake", 0)
         candidate = explained.candidates[0]
         assert (candidate.worker, candidate.ready, candidate.running, candidate.capacity) == ("fake", True, 0, 4)
         assert not worker.submits

@@ -7,6 +7,7 @@ import pytest
 
 from protos import inference_pb2, sampling_pb2, worker_pb2
 from router.recovery import UNSEEN_TOKENS
+from tests.doubles.processes import free_port
 from tests.integration.fake_worker import LENGTH, FakeWorker, count_up, step_batch
 from tests.integration.router_stack import NOT_SERVING, SERVING, Answer, failure, running_router
 
@@ -59,16 +60,18 @@ async def test_a_stream_goes_on_elsewhere_where_it_was(demo_tokenizer):
         temperature=0.7, seed=5, frequency_penalty=0.5, repetition_penalty=1.1, json_object=True
     )
     stopping = up_to(60, min_tokens=50, stop_token_ids=[1999], bad_words=["fox"])
+    second = FakeWorker(worker_id="b", port=free_port())
     async with (
         Pausing(20, worker_id="a") as first,
-        FakeWorker(worker_id="b") as second,
-        running_router(demo_tokenizer, first, second) as client,
+        running_router(demo_tokenizer, first, second.address) as client,
     ):
         call = client.call(sampling=sampling, stopping=stopping, output=IDS, cache_salt="salt")
         answer = Answer()
         await until_delivered(call, answer, 20)
-        await first.kill()
-        answer = await rest_of(call, answer)
+        async with second:
+            await client.until_ready(2)
+            await first.kill()
+            answer = await rest_of(call, answer)
     assert answer.ids() == expected(demo_tokenizer, 60)
     usage = answer.finished[0].usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (4, 60)

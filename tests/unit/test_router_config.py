@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from router.config import POLICIES, ConfigError, RouterConfig, parse_args
-from router.policy import POLICIES as RULES
+from router.routing.policies import POLICIES as RULES
 
 GOOD = ["--model", "/dev/null", "--worker-urls", "127.0.0.1:50061"]
 
@@ -35,6 +35,7 @@ def test_names_default_to_the_models_own(tmp_path):
         ([*GOOD, "--tokenizer", "/no/such/file"], "--tokenizer"),
         ([*GOOD, "--port", "70000"], "--port is 70000"),
         ([*GOOD, "--max-num-queued-reqs", "0"], "--max-num-queued-reqs is 0"),
+        ([*GOOD, "--max-num-queued-tokens", "0"], "--max-num-queued-tokens is 0"),
         ([*GOOD, "--tokenizer-threads", "0"], "--tokenizer-threads is 0"),
         ([*GOOD, "--max-queue-wait", "nan"], "--max-queue-wait is nan"),
         ([*GOOD, "--worker-timeout", "0"], "--worker-timeout is 0.0"),

@@ -1,6 +1,5 @@
-"""The record of what runs where: slots, queue and choices under any order of events."""
+"""The record of what runs where: slots and choices under any order of events."""
 
-import asyncio
 import dataclasses
 
 import pytest
@@ -9,8 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from protos import inference_pb2, sampling_pb2, worker_pb2
-from router.admission import WaitingQueue
-from router.errors import QueueFull
 from router.request import GenerateParams, OutOfStep, Request, pack_ids
 from router.slot_table import SlotTable
 from router.validation import check_generate
@@ -160,68 +157,3 @@ def test_pending_text_is_sent_once_and_together():
 
 def test_prompt_is_packed_little_endian():
     assert pack_ids([1, 0x01020304]) == b"\x01\0\0\0\x04\x03\x02\x01"
-
-
-# ---- the queue ----
-
-
-def test_queue_is_first_come_first_served_by_request():
-    queue = WaitingQueue(10)
-    first, second = request(n=2), request()
-    queue.add(first)
-    queue.add(second)
-    order = []
-    while (choice := queue.first()) is not None:
-        order.append(choice)
-        queue.pop_first()
-    assert order == [*first.choices, *second.choices]
-    assert len(queue) == 0
-
-
-def test_what_is_put_back_is_next():
-    queue = WaitingQueue(10)
-    first, second = request(n=3), request()
-    queue.add(first)
-    queue.add(second)
-    queue.pop_first()
-    queue.put_back(first.choices[0])
-    assert queue.first() is first.choices[0]
-    queue.discard(first)
-    assert queue.first() is second.choices[0]
-    queue.put_back(first.choices[1])
-    assert queue.first() is first.choices[1]
-    assert len(queue) == 2
-
-
-def test_lower_priorities_come_first_and_keep_their_order():
-    queue = WaitingQueue(10)
-    late, early, early_too, urgent = (request(n=2, priority=priority) for priority in (3, 0, 0, -1))
-    for each in (late, early, early_too, urgent):
-        queue.add(each)
-    assert len(queue) == 4
-    queue.pop_first()
-    queue.put_back(urgent.choices[0])
-    order = []
-    while (choice := queue.first()) is not None:
-        order.append(choice)
-        queue.pop_first()
-    assert order == [choice for each in (urgent, early, early_too, late) for choice in each.choices]
-    assert len(queue) == 0
-    assert late not in queue
-
-
-async def test_places_bound_those_that_wait_and_those_that_enter():
-    queue = WaitingQueue(2)
-    queue.add(request())
-    with queue.place():
-        with pytest.raises(QueueFull), queue.place():
-            pass
-        queue.add(request())
-    with pytest.raises(QueueFull), queue.place():
-        pass
-    while queue.first():
-        queue.pop_first()
-    with pytest.raises(asyncio.CancelledError), queue.place():
-        raise asyncio.CancelledError
-    with queue.place(), queue.place():
-        pass

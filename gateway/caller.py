@@ -1,0 +1,29 @@
+"""On whose behalf a request comes, as far as the router's queue and its policies care."""
+
+from hashlib import blake2b
+
+from starlette.datastructures import Headers
+
+from gateway.schema import GenerateBody
+from protos import inference_pb2
+
+SESSION_HEADER = "x-quire-session"
+
+
+def name_caller(requests: list[inference_pb2.GenerateRequest], headers: Headers, body: GenerateBody) -> None:
+    """Fills in the tenant, which is the API key together with the body's ``user``, and the session.
+
+    The session is what the header ``x-quire-session`` says, else the body's ``prompt_cache_key``. Only digests go on:
+    neither keys nor names of users are anyone else's business.
+    """
+    tenant = _digest(headers.get("authorization", ""), body.user or "")
+    session = _digest(headers.get(SESSION_HEADER) or body.prompt_cache_key or "")
+    for request in requests:
+        request.tenant, request.session_id = tenant, session
+
+
+def _digest(*parts: str) -> str:
+    """Sixteen characters that stand for some texts; empty when all of them are."""
+    if not any(parts):
+        return ""
+    return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,247 @@
+"""Routing by prefix over real sockets: what workers tell, what the router makes of it, and what clients are told."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc
+import pytest
+
+from protos import inference_pb2, sampling_pb2, worker_pb2
+from protos.prefix import block_hashes
+from router.request import pack_ids
+from tests.doubles.tiny_model import save_tiny
+from tests.integration.fake_worker import FakeWorker
+from tests.integration.router_stack import failure, running_router
+from tests.integration.test_worker_process import free_port, start
+
+PROMPT = list(range(100, 420))
+CACHING = {"enable_prefix_caching": True, "num_blocks": 1000}
+
+
+def up_to(max_tokens: int) -> sampling_pb2.StopConditions:
+    return sampling_pb2.StopConditions(max_tokens=max_tokens)
+
+
+def ids(*token_ids: int) -> inference_pb2.TokenIds:
+    return inference_pb2.TokenIds(ids=token_ids)
+
+
+def greedy() -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(temperature=0.0)
+
+
+async def metadata_of(call) -> tuple[dict[str, str], dict[str, str]]:
+    """A call's metadata before its first message and after its last one, once it has ended."""
+    async for _ in call:
+        pass
+    first, last = await call.initial_metadata(), await call.trailing_metadata()
+    return tuple({key: value for key, value in one or () if key.startswith("x-quire-")} for one in (first, last))
+
+
+async def explain(client, prompt: list[int]) -> inference_pb2.ExplainResponse:
+    return await client.stub.Explain(inference_pb2.ExplainRequest(model="demo", token_ids=ids(*prompt)))
+
+
+async def until(condition) -> None:
+    """Waits until a coroutine function returns something true."""
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+# ---- real workers ----
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("routing") / "tiny-llama"
+    save_tiny(folder, vocab_size=49152, max_position_embeddings=1024)
+    return folder
+
+
+@asynccontextmanager
+async def worker(model, port: int):
+    """A worker process."""
+    process = await start(
+        "--model", str(model), "--port", str(port), "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 22),
+        "--log-level", "error", "--worker-id", f"worker-{port}",
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_repeated_prefix_goes_to_the_worker_that_has_it_until_that_one_restarts(model, demo_tokenizer):
+    ports = [free_port(), free_port()]
+    async with AsyncExitStack() as stack:
+        processes = {f"worker-{port}": (port, await stack.enter_async_context(worker(model, port))) for port in ports}
+        client = await stack.enter_async_context(
+            running_router(demo_tokenizer, *(f"127.0.0.1:{port}" for port in ports))
+        )
+        await until(lambda: _ready(client, 2))
+
+        async def run(prompt: list[int]) -> dict[str, str]:
+            call = client.call(token_ids=ids(*prompt), stopping=up_to(2), sampling=greedy())
+            return (await metadata_of(call))[1]
+
+        first = await run(PROMPT)
+        holder = first["x-quire-worker"]
+        assert (first["x-quire-cached-tokens"], first["x-quire-predicted-cached-tokens"]) == ("0", "0")
+        for turn in range(4):
+            again = await run([*PROMPT, 7 + turn])
+            assert again["x-quire-worker"] == holder
+            assert again["x-quire-reason"] == "prefix"
+            assert again["x-quire-cached-tokens"] == again["x-quire-predicted-cached-tokens"] == "320"
+        # Others go elsewhere now and then, so the holder is no favourite by itself.
+        others = {(await run([number] * 100))["x-quire-worker"] for number in range(200, 212)}
+        assert len(others) == 2
+        assert {c.index_state for c in (await explain(client, PROMPT)).candidates} == {"exact"}
+
+        port, process = processes[holder]
+        process.kill()
+        await process.wait()
+        await until(lambda: _ready(client, 1))
+        assert max(c.cached_tokens for c in (await explain(client, PROMPT)).candidates) < 320
+        await stack.enter_async_context(worker(model, port))
+        await until(lambda: _ready(client, 2))
+        explained = await explain(client, PROMPT)
+        assert {c.cached_tokens for c in explained.candidates} == {0}
+        assert (await run(PROMPT))["x-quire-cached-tokens"] == "0"
+
+
+async def _ready(client, count: int) -> bool:
+    return (await client.model()).ready_workers == count
+
+
+# ---- scripted workers ----
+
+
+async def test_a_gap_in_the_events_is_answered_by_a_new_snapshot(demo_tokenizer):
+    names = block_hashes(pack_ids(PROMPT), 16)
+    async with FakeWorker(**CACHING) as fake, running_router(demo_tokenizer, fake) as client:
+        await fake.until(lambda: fake.subscriptions == 1)
+
+        def tell(sequence: int, **fields) -> None:
+            fake.stream.send(kv_events=worker_pb2.KvEvents(epoch=fake.hello["epoch"], sequence=sequence, **fields))
+
+        async def known(tokens: int, state: str) -> None:
+            async def seen() -> bool:
+                (candidate,) = (await explain(client, PROMPT)).candidates
+                return (candidate.cached_tokens, candidate.index_state) == (tokens, state)
+
+            await until(seen)
+
+        await known(0, "approximate")
+        tell(1, snapshot=True, cleared=True, stored=b"".join(names[:10]))
+        await known(160, "exact")
+        tell(2, removed=names[9])
+        await known(144, "exact")
+        tell(4, stored=names[9])
+        await fake.until(lambda: fake.subscriptions == 2)
+        await known(144, "degraded")
+        tell(5, snapshot=True, cleared=True, stored=b"".join(names[:12]))
+        await known(192, "exact")
+
+
+async def test_a_worker_without_prefix_cache_is_not_asked_about_it(demo_tokenizer):
+    async with FakeWorker() as fake, running_router(demo_tokenizer, fake) as client:
+        for _ in range(2):
+            await client.generate(token_ids=ids(*PROMPT), stopping=up_to(1))
+        assert (await explain(client, PROMPT)).candidates[0].cached_tokens == 0
+        assert fake.subscriptions == 0
+
+
+async def test_explain_scores_every_worker_and_changes_nothing(demo_tokenizer):
+    async with (
+        FakeWorker(worker_id="a", **CACHING) as a,
+        FakeWorker(worker_id="b", **CACHING) as b,
+        running_router(demo_tokenizer, a, b, "127.0.0.1:1") as client,
+    ):
+        names = block_hashes(pack_ids(PROMPT), 16)
+        for fake, known in ((a, names), (b, names[:5])):
+            await fake.until(lambda fake=fake: fake.subscriptions == 1)
+            events = {"sequence": 1, "snapshot": True, "cleared": True, "stored": b"".join(known)}
+            fake.stream.send(kv_events=worker_pb2.KvEvents(epoch=fake.hello["epoch"], **events))
+
+        async def both_known() -> bool:
+            return sorted(c.index_state for c in (await explain(client, PROMPT)).candidates) == ["", "exact", "exact"]
+
+        await until(both_known)
+        explained = await explain(client, PROMPT)
+        by_name = {candidate.worker: candidate for candidate in explained.candidates}
+        assert explained.chosen == "a"
+        assert (by_name["a"].cached_tokens, by_name["b"].cached_tokens) == (19 * 16, 80), "one token is left to compute"
+        for candidate in (by_name["a"], by_name["b"]):
+            parts = candidate.wait_s + candidate.work_s + candidate.decode_s + candidate.memory_s
+            assert candidate.score == pytest.approx(parts)
+        assert by_name["a"].score < by_name["b"].score
+        assert not by_name["127.0.0.1:1"].ready
+        assert explained == await explain(client, PROMPT)
+
+
+async def test_the_route_is_told_before_the_first_message_and_after_the_last(demo_tokenizer):
+    async with FakeWorker(worker_id="wörker", **CACHING) as fake, running_router(demo_tokenizer, fake) as client:
+        first, last = await metadata_of(client.call(stopping=up_to(3)))
+        assert fake.submits
+        assert first["x-quire-worker"] == "w?rker"
+        assert first["x-quire-reason"] == "only"
+        assert first["x-quire-cached-tokens"] == "3"
+        assert first["x-quire-predicted-cached-tokens"] == "0"
+        assert int(first["x-quire-queue-ms"]) >= 0
+        assert last == {**first, "x-quire-prefill-ms": last["x-quire-prefill-ms"]}
+
+
+async def test_tenants_take_turns_at_a_worker(demo_tokenizer):
+    async with FakeWorker(max_slots=1) as fake, running_router(demo_tokenizer, fake) as client:
+        fake.gate.clear()
+        tasks = []
+        for number, tenant in enumerate(["greedy"] * 5 + ["modest"]):
+            call = client.generate(request_id=f"{tenant}{number}", tenant=tenant, stopping=up_to(5))
+            tasks.append(asyncio.create_task(call))
+            await client.until_explained(lambda explained, number=number: explained.queued == number)
+        fake.gate.set()
+        await asyncio.gather(*tasks)
+        order = [submit.request_id for submit in fake.submits]
+        assert order.index("modest5") <= 2, "one runs already, and one may be equal"
+
+
+async def test_a_full_queue_drops_the_lowest_class_for_a_higher_one(demo_tokenizer):
+    async with (
+        FakeWorker(max_slots=1, takes_priorities=True) as fake,
+        running_router(demo_tokenizer, fake, max_num_queued_reqs=2) as client,
+    ):
+        fake.gate.clear()
+        running = client.call(stopping=up_to(1))
+        await client.until_running(1)
+        low = [asyncio.create_task(failure(client.generate(priority=5, stopping=up_to(1)))) for _ in range(2)]
+
+        async def both_wait() -> bool:
+            return (await explain(client, PROMPT)).queued == 2  # ids, as there is no place for a text
+
+        await until(both_wait)
+        assert (await failure(client.generate(priority=5))).code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        urgent = asyncio.create_task(client.generate(priority=1, stopping=up_to(1)))
+        done, _ = await asyncio.wait(low, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        (dropped,) = done
+        assert dropped.result().code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dropped.result().retry_s >= 1
+        fake.gate.set()
+        assert (await urgent).finished
+        running.cancel()
+        for task in low:
+            task.cancel()
+
+
+async def test_a_deadline_that_no_worker_can_meet_reaches_none(demo_tokenizer):
+    async with FakeWorker(**CACHING) as fake, running_router(demo_tokenizer, fake) as client:
+        for step, tokens in ((1, 0), (2, 500)):
+            load = worker_pb2.Load(prefill_tokens=tokens, busy_us=step * 50_000_000, free_blocks=1000)
+            fake.stream.send(step_batch=worker_pb2.StepBatch(step=step, load=load))
+        await client.until_explained(lambda explained: explained.candidates[0].work_s > 0.05)
+        failed = await failure(client.call(timeout=10, token_ids=ids(*PROMPT)).read())
+        assert failed.code == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "no worker can begin" in failed.message
+        assert not fake.submits
