@@ -24,7 +24,7 @@ from router.recovery import Recovery
 from router.request import Request, pack_ids
 from router.scheduler import Scheduler
 from router.tokenizer import Tokenizer
-from router.validation import check_generate, check_ids, resolve_max_tokens
+from router.validation import check_generate, check_ids, check_tokens_left, resolve_max_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             max_tokens = resolve_max_tokens(field, len(token_ids), params.max_tokens, self._limits().max_model_len)
             if params.bad_words:
                 request.bad_word_ids = await self._encoder.encode_words(params.bad_words)
+            check_tokens_left(params, request.bad_word_ids)
             request.begin(token_ids, max_tokens, self._tokenizer.token_bytes)
             self._recovery.check(request)
             self._scheduler.start(request)

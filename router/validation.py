@@ -139,6 +139,17 @@ def _check_allowed(sampling: sampling_pb2.SamplingParams, vocab_size: int) -> tu
     return tuple(dict.fromkeys(allowed))
 
 
+def check_tokens_left(params: GenerateParams, bad_word_ids: Sequence[Sequence[int]]) -> None:
+    """Raises InvalidArgument when an output would have no first token: all that are allowed are banned as well."""
+    banned = {ids[0] for ids in bad_word_ids if len(ids) == 1}
+    if params.min_tokens:
+        banned |= params.eos_token_ids | params.stop_token_ids
+    if params.allowed_token_ids and banned.issuperset(params.allowed_token_ids):
+        raise InvalidArgument(
+            "sampling.allowed_token_ids", "of allowed_token_ids, bad_words and min_tokens leave none to choose from"
+        )
+
+
 def _check_bad_words(stopping: sampling_pb2.StopConditions) -> tuple[str, ...]:
     words = stopping.bad_words
     if len(words) > MAX_BAD_WORDS:

@@ -25,7 +25,7 @@ from router.request import Choice, Request
 from router.submission import submission
 from router.tokenizer import Tokenizer
 from router.tokenizer_loading import load_tokenizer
-from router.validation import check_generate, resolve_max_tokens
+from router.validation import check_generate, check_tokens_left, resolve_max_tokens
 from worker.engine import Engine, EngineLimits
 from worker.grammar import GrammarCompiler, GrammarError
 from worker.loader import open_checkpoint
@@ -131,8 +131,10 @@ class LLMEngine:
             checked = check_generate(message, tokenizer.eos_token_ids, limits.vocab_size, limits.takes_priorities)
             field, token_ids = encode_prompt(tokenizer, message, limits.max_model_len, limits.vocab_size)
             max_tokens = resolve_max_tokens(field, len(token_ids), checked.max_tokens, limits.max_model_len)
+            bad_word_ids = encode_words(tokenizer, checked.bad_words)
+            check_tokens_left(checked, bad_word_ids)
         request = Request(request_id, checked, deadline=None)
-        request.bad_word_ids = encode_words(tokenizer, checked.bad_words)
+        request.bad_word_ids = bad_word_ids
         token_bytes = tokenizer.token_bytes if params.skip_special_tokens else self._bytes_with_special
         request.begin(token_ids, max_tokens, token_bytes)
         if isinstance(prompt, ChatPrompt):

@@ -118,7 +118,10 @@ class RequestRecord:
         for place, (token_id, logprob) in enumerate(zip(token_ids, wire.logprobs[skip:], strict=True)):
             entry = {token_id: Logprob(logprob, None, self._text(token_id))}
             places = range(place * count, (place + 1) * count)
-            for rank, at in enumerate(places, 1):
+            rank = 1
+            for before, at in enumerate(places):
+                if before and wire.top_logprobs[at] < wire.top_logprobs[at - 1]:
+                    rank = before + 1  # equal ones share a rank
                 top_id = wire.top_token_ids[at]
                 entry[top_id] = Logprob(wire.top_logprobs[at], rank, self._text(top_id))
             yield entry

@@ -13,6 +13,7 @@ import pytest
 
 from quire import LLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from router.errors import InternalError
+from router.prompt import encode_words
 from tests.doubles.tiny_model import save_tiny
 from tests.doubles.tiny_vocabulary import save_tokenizer
 from worker.sequence import FinishReason
@@ -298,6 +299,7 @@ def test_an_abort_frees_blocks_at_once_and_leaves_others_alone(engine):
 def test_a_wrong_request_is_refused_before_anything_runs(llm, engine):
     before = engine._engine.num_steps
     vocabulary = engine._limits.vocab_size
+    single = [ids[0] for ids in encode_words(engine._tokenizer, ("yes",)) if len(ids) == 1]
     for prompt, params, message in [
         ("", GREEDY, "prompt"),
         ([], GREEDY, "prompt"),
@@ -308,6 +310,8 @@ def test_a_wrong_request_is_refused_before_anything_runs(llm, engine):
         ("a", SamplingParams(stop_token_ids=[vocabulary]), r"stop_token_ids\[0\]"),
         ("a", SamplingParams(logit_bias={vocabulary: 1.0}), "logit_bias"),
         ("a", SamplingParams(allowed_token_ids=[vocabulary]), "allowed_token_ids"),
+        ("a", SamplingParams(allowed_token_ids=single, bad_words=["yes"]), "leave none to choose from"),
+        ("a", SamplingParams(allowed_token_ids=[2], min_tokens=3), "leave none to choose from"),
     ]:
         with pytest.raises(ValueError, match=message):
             engine.add_request("wrong", prompt, params)

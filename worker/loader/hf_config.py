@@ -20,10 +20,40 @@ def read_config(path: Path) -> ModelConfig:
         UnsupportedModel: it asks for something that is not built.
     """
     raw = read_json(path)
+    _check_values(raw, path)
     try:
         return _model_config(raw, path)
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}") from error
+    except (CheckpointError, UnsupportedModel):
+        raise
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{path}: a value is not what it should be: {error}") from error
+
+
+_COUNTS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings", "sliding_window", "moe_intermediate_size", "num_experts_per_tok",
+)  # fmt: skip
+_MAY_BE_NULL = ("num_key_value_heads", "head_dim", "sliding_window")
+
+
+def _check_values(raw: object, path: Path) -> None:
+    """Raises CheckpointError when a number that sizes the model is none."""
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} holds a {type(raw).__name__}; it must hold an object")
+    names = raw.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{path}: architectures is {names!r}; it must be a list of strings")
+    for key in _COUNTS:
+        value = raw.get(key)
+        if key not in raw or (value is None and key in _MAY_BE_NULL):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"{path}: {key} is {value!r}; it must be a positive whole number")
+    eps = raw.get("rms_norm_eps", 1.0)
+    if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 <= eps <= 1:
+        raise CheckpointError(f"{path}: rms_norm_eps is {eps!r}; it must be a number from 0 to 1")
 
 
 def _model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
