@@ -18,7 +18,7 @@ SEED ?= 0
 COMPOSE = PORT=$(PORT) $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
   --project-name quire --file compose/compose.yaml
 
-.PHONY: help venv serve test chaos lint format protos bench-cpu compose-up compose-down compose-engine clean
+.PHONY: help venv serve test chaos lint format protos bench-cpu gpu-test gpu-bench compose-up compose-down compose-engine clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,7 +33,9 @@ help:
 	  'make format        put the code into its form' \
 	  'make protos        make the gRPC stubs anew from protos/*.proto' \
 	  'make bench-cpu     throughput against transformers, on this machine (ARGS="--help" lists its flags)' \
-	  'make venv          only install into .venv' \
+	  'make gpu-test      the tests of the GPU path, on this machine; GPU_PYTHON=python3 takes another environment' \
+  'make gpu-bench     decode, mixed requests and prefill on this GPU in bf16 and fp8 (ARGS=--quick is shorter)' \
+  'make venv          only install into .venv' \
 	  'make clean         remove .venv and all caches in this folder'
 
 venv: $(READY)
@@ -73,6 +75,20 @@ protos: $(READY)
 
 bench-cpu: $(READY)
 	$(BIN)/python -m benchmarks.cpu_batching $(ARGS)
+
+# Without GPU_PYTHON, .venv; with it, whatever has torch for CUDA, Triton, transformers and pytest.
+GPU_PYTHON ?=
+GPU_RUN = $(or $(GPU_PYTHON),$(BIN)/python)
+GPU_TESTS = tests/unit/test_gpu_kernels.py tests/integration/test_model_families.py tests/integration/test_sampling_rules.py
+
+gpu-test: $(if $(GPU_PYTHON),,$(READY))
+	@$(GPU_RUN) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  { echo 'torch sees no CUDA device with $(GPU_RUN)' >&2; exit 1; }
+	$(GPU_RUN) -m pytest -q -W ignore -o addopts=--import-mode=importlib -o timeout=0 \
+	  -o asyncio_mode= -o asyncio_default_fixture_loop_scope= $(if $(ARGS),$(ARGS),$(GPU_TESTS))
+
+gpu-bench: $(if $(GPU_PYTHON),,$(READY))
+	$(GPU_RUN) -m benchmarks.gpu $(ARGS)
 
 compose-engine:
 	@docker compose version >/dev/null 2>&1 || docker-compose version >/dev/null 2>&1 || \

@@ -65,6 +65,8 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=512)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--quantization")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     args = parser.parse_args()
 
     device = resolve_device(args.device)
@@ -75,12 +77,13 @@ def main() -> None:
         WorkerConfig(
             model=args.model, device=args.device, load_format="dummy", max_model_len=8448,
             max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens,
-            enable_prefix_caching=False,
+            enable_prefix_caching=False, quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype,
         )
     )  # fmt: skip
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     built = time.perf_counter() - started
-    print(f"{args.model.name} on {name}, torch {torch.__version__}; engine built in {built:.1f} s")
+    weights = args.quantization or "as they are"
+    print(f"{args.model.name}, weights {weights}, on {name}, torch {torch.__version__}; engine built in {built:.1f} s")
     if "prefill" in args.only:
         for count, length in ((1, 8192), (16, 2048)):
             seconds = statistics.median(first_token(engine, count, length) for _ in range(3))
