@@ -44,7 +44,7 @@ async def test_serves_and_stops_cleanly(demo_model):
             port = int((await until_line(process, "listening on")).split("127.0.0.1:")[1].split(",")[0])
             await until_line(process, "is ready")
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                client = Client(None, channel)
+                client = Client(None, f"127.0.0.1:{port}", channel)
                 await client.until_ready()
                 worker.gate.clear()
                 call = client.call(stopping=sampling_pb2.StopConditions(max_tokens=3))
