@@ -95,8 +95,8 @@ async def test_patience_ends(demo_tokenizer):
         running = client.call(stopping=up_to(1))
         await started(running)
         await worker.until(lambda: len(worker.submits) == 1)
-        failed = await failure(client.generate())
-        assert failed.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        failed = await failure(client.call().read())
+        assert failed.code == grpc.StatusCode.RESOURCE_EXHAUSTED, "nothing has started, so that HTTP can say 429"
         worker.gate.set()
         assert (await running.read()).WhichOneof("event") == "delta"  # the one that had a worker was not hurt
 

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from protos import inference_pb2, sampling_pb2, worker_pb2
+from router.circuit_breaker import MAX_LOSSES
 from router.recovery import UNSEEN_TOKENS
 from tests.doubles.processes import free_port
 from tests.integration.fake_worker import LENGTH, FakeWorker, count_up, step_batch
@@ -345,3 +346,32 @@ async def test_a_stream_that_advances_outlives_any_number_of_workers(demo_tokeni
                 await until_delivered(call, answer, attempt * (UNSEEN_TOKENS + 2))
         answer = await rest_of(call, answer)
     assert answer.ids() == expected(demo_tokenizer, total)
+
+
+async def test_a_worker_that_crashes_again_and_again_rests_and_is_tried(demo_tokenizer):
+    async with FakeWorker() as former:
+        port = former.port
+    async with (
+        FakeWorker(worker_id="good", max_slots=8) as good,
+        running_router(demo_tokenizer, good, f"127.0.0.1:{port}", policy="round_robin") as client,
+    ):
+        link = client.router._fleet.links[1]
+        link._breaker._pause = 1.0
+        for _ in range(MAX_LOSSES):
+            async with held(FakeWorker(port=port)) as bad:
+                await client.until_ready(2)
+                answers = [asyncio.create_task(client.generate(stopping=up_to(5))) for _ in range(2)]
+                await bad.until(lambda bad=bad: bool(bad.submits))
+            assert all(answer.finished for answer in await asyncio.gather(*answers)), "the other one took it up"
+        async with FakeWorker(port=port, max_slots=8) as mended:
+            await client.until_ready(2)
+            await asyncio.gather(*(client.generate(stopping=up_to(2)) for _ in range(4)))
+            assert not mended.submits, "it rests"
+            await asyncio.sleep(1.0)
+            await client.generate(stopping=up_to(2))
+            await client.generate(stopping=up_to(2))
+            assert len(mended.submits) == 1, "its probe"
+            await asyncio.gather(*(client.generate(stopping=up_to(2)) for _ in range(4)))
+            assert len(mended.submits) >= 2, "trusted again"
+            await good.kill()
+            assert (await client.generate(stopping=up_to(2))).finished

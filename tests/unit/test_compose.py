@@ -199,7 +199,7 @@ def test_commands_are_accepted_and_listen_on_the_exposed_port(process: str, tmp_
 def test_processes_find_each_other(tmp_path: Path) -> None:
     gateway, router, worker = (parsed(process, tmp_path) for process in PROCESSES)
     assert gateway.router == f"router:{router.port}"
-    assert router.worker_urls == (f"worker:{worker.port}",)
+    assert router.worker_urls == (f"dns:///worker:{worker.port}",)
     assert router.model == worker.model
     assert router.model_names == (DEMO_MODEL,)
 

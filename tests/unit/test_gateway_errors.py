@@ -56,6 +56,12 @@ def test_internal_errors_are_found_in_the_log_by_their_id(caplog):
     assert "secret 10.0.0.1" in caplog.text
 
 
+def test_a_quarantined_request_is_told_so():
+    details = (error_details_pb2.ErrorInfo(reason="REQUEST_QUARANTINED"),)
+    answer = from_rpc(rpc_error(CODES.INTERNAL, "2 workers crashed", details), str)
+    assert (answer.status, answer.code, answer.message) == (500, "request_quarantined", "2 workers crashed")
+
+
 def test_details_are_read_in_any_order_and_number():
     details = (
         error_details_pb2.ErrorInfo(reason="CONTEXT_LENGTH_EXCEEDED"),
