@@ -1,0 +1,228 @@
+"""What tokens cost the router on their way from worker to client, and what it adds to the time of a single request.
+
+    python -m benchmarks.routing.wire --model smollm2.gguf [--streams 64 256]
+
+A worker process without a model answers at once, a real router process stands between it and the clients here. Tokens
+are counted per second of the router's processor time, since three processes share what cores there are: it is what one
+core spent on nothing else would carry. Every client checks that it got all of its tokens.
+"""
+
+import argparse
+import asyncio
+import os
+import secrets
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from protos import inference_pb2, inference_pb2_grpc, sampling_pb2, worker_pb2, worker_pb2_grpc
+from protos.channel import SERVER_OPTIONS
+
+FIRST_TOKEN, TOKENS = 1000, 1000  # ordinary words in the demo model's vocabulary
+Slots = dict[tuple[int, int], list[int]]  # by slot and generation: tokens sent, tokens wanted
+
+
+class InstantWorker(worker_pb2_grpc.WorkerServicer):
+    """Gives every sequence a token in each StepBatch, as fast as its router grants credit.
+
+    Args:
+        slots: how many it grants.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+
+    async def Connect(
+        self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: Any
+    ) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        replies: list[worker_pb2.WorkerMessage] = []
+        admitted: list[worker_pb2.Admitted] = []
+        running: Slots = {}
+        wake = asyncio.Event()
+        credit = 0
+
+        async def read() -> None:
+            nonlocal credit
+            async for message in request_iterator:
+                match message.WhichOneof("message"):
+                    case "submit":
+                        submit = message.submit
+                        running[submit.slot, submit.generation] = [0, submit.max_tokens]
+                        admitted.append(worker_pb2.Admitted(slot=submit.slot, generation=submit.generation))
+                    case "credit":
+                        credit += message.credit.step_batches
+                    case "ping":
+                        replies.append(worker_pb2.WorkerMessage(pong=worker_pb2.Pong(nonce=message.ping.nonce)))
+                wake.set()
+
+        hello = worker_pb2.Hello(
+            protocol_version=2, worker_id="instant", epoch=secrets.randbits(63), model="demo", manifest_hash="m",
+            vocab_size=49152, block_size=16, num_blocks=1 << 20, max_model_len=1 << 20, max_num_seqs=self._slots,
+            max_num_batched_tokens=1 << 20, max_slots=self._slots,
+        )  # fmt: skip
+        reader = asyncio.create_task(read())
+        try:
+            yield worker_pb2.WorkerMessage(hello=hello)
+            step = 0
+            while True:
+                while replies:
+                    yield replies.pop(0)
+                if running and credit:
+                    credit -= 1
+                    step += 1
+                    yield worker_pb2.WorkerMessage(step_batch=_step(step, running, admitted))
+                    admitted.clear()
+                    # Submits and pings are read between two batches.
+                    await asyncio.sleep(0)
+                    continue
+                wake.clear()
+                await wake.wait()
+        finally:
+            reader.cancel()
+
+
+def _step(step: int, running: Slots, admitted: list[worker_pb2.Admitted]) -> worker_pb2.StepBatch:
+    """A token for each sequence; those that have all of theirs end."""
+    batch = worker_pb2.StepBatch(step=step, admitted=admitted)
+    for (slot, generation), progress in list(running.items()):
+        batch.slots.append(slot)
+        batch.generations.append(generation)
+        batch.first_indices.append(progress[0])
+        batch.counts.append(1)
+        batch.token_ids.append(FIRST_TOKEN + (slot + progress[0]) % TOKENS)
+        progress[0] += 1
+        if progress[0] == progress[1]:
+            del running[slot, generation]
+            usage = sampling_pb2.Usage(prompt_tokens=1, completion_tokens=progress[0])
+            reason = sampling_pb2.FINISH_REASON_LENGTH
+            batch.finished.add(slot=slot, generation=generation, reason=reason, usage=usage)
+    return batch
+
+
+async def serve_worker(slots: int) -> None:
+    """The worker process: prints its port, and ends with its standard input."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    worker_pb2_grpc.add_WorkerServicer_to_server(InstantWorker(slots), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(port, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(0)
+
+
+class Stack:
+    """Worker and router, as an async context manager."""
+
+    def __init__(self, model: Path, slots: int) -> None:
+        self._model, self._slots = model, slots
+
+    async def __aenter__(self) -> "Stack":
+        pipe = asyncio.subprocess.PIPE
+        self._worker = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.routing.wire", "--serve-worker", str(self._slots), stdin=pipe, stdout=pipe
+        )
+        assert self._worker.stdout is not None
+        port = int(await self._worker.stdout.readline())
+        self._router = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "router", "--model", str(self._model), "--port", "0", "--served-model-name", "demo",
+            "--worker-urls", f"127.0.0.1:{port}", "--max-num-queued-reqs", "4096", stderr=pipe,
+        )  # fmt: skip
+        assert self._router.stderr is not None
+        address = ""
+        async with asyncio.timeout(60):
+            while "is ready" not in (line := (await self._router.stderr.readline()).decode()):
+                if not line:
+                    raise RuntimeError("the router ended; run it by itself to see why")
+                if "listening on" in line:
+                    address = "127.0.0.1:" + line.split("127.0.0.1:")[1].split(",")[0].strip()
+        self._log = asyncio.create_task(self._router.stderr.read())
+        self.channel = grpc.aio.insecure_channel(address)
+        self.stub = inference_pb2_grpc.InferenceStub(self.channel)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.channel.close()
+        self._router.terminate()
+        assert self._worker.stdin is not None
+        self._worker.stdin.close()
+        await asyncio.gather(self._router.wait(), self._worker.wait())
+        await self._log
+
+    def router_seconds(self) -> float:
+        """Processor time that the router has used."""
+        fields = Path(f"/proc/{self._router.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    async def generate(self, tokens: int, output: inference_pb2.OutputOptions) -> int:
+        """One request. Returns how many messages came; raises AssertionError when tokens are missing."""
+        request = inference_pb2.GenerateRequest(
+            model="demo",
+            token_ids=inference_pb2.TokenIds(ids=[1]),
+            sampling=sampling_pb2.SamplingParams(temperature=0),
+            stopping=sampling_pb2.StopConditions(max_tokens=tokens),
+            output=output,
+        )
+        messages, ids = 0, 0
+        async for event in self.stub.Generate(request, timeout=300):
+            messages += 1
+            if event.HasField("delta"):
+                ids += len(event.delta.token_ids)
+            elif event.HasField("finished"):
+                assert event.finished.usage.completion_tokens == tokens
+        assert not output.token_ids or ids == tokens
+        return messages
+
+
+MODES = {
+    "text, one message at the end": inference_pb2.OutputOptions(text=True, final_only=True),
+    "ids, one message at the end": inference_pb2.OutputOptions(text=False, token_ids=True, final_only=True),
+    "text, streamed": inference_pb2.OutputOptions(text=True),
+}
+
+
+async def measure(model: Path, streams: list[int], tokens: int, requests: int) -> None:
+    for count in streams:
+        async with Stack(model, count) as stack:
+            await asyncio.gather(*(stack.generate(50, MODES["text, streamed"]) for _ in range(count)))
+            for name, output in MODES.items():
+                before = stack.router_seconds()
+                messages = sum(await asyncio.gather(*(stack.generate(tokens, output) for _ in range(count))))
+                used = stack.router_seconds() - before
+                rate = count * tokens / used
+                print(f"{count:>5} streams, {name:<29}: {rate / 1e3:7.0f} k tokens a second of processor time, "
+                      f"{count * tokens / messages:5.1f} tokens a message", flush=True)  # fmt: skip
+    async with Stack(model, 4) as stack:
+        times = []
+        for _ in range(requests):
+            started = time.perf_counter()
+            await stack.generate(1, MODES["text, streamed"])
+            times.append((time.perf_counter() - started) * 1e3)
+        times.sort()
+        p99 = times[int(len(times) * 0.99)]
+        print(f"one request at a time, {requests} of them, client to worker and back, one token: "
+              f"p50 {statistics.median(times):.2f} ms, p99 {p99:.2f} ms")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="the demo model, for its tokenizer")
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--tokens", type=int, default=2000, help="of each stream")
+    parser.add_argument("--requests", type=int, default=1000, help="one at a time")
+    parser.add_argument("--serve-worker", type=int, metavar="SLOTS", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve_worker:
+        asyncio.run(serve_worker(args.serve_worker))
+    elif args.model is None:
+        parser.error("--model is needed")
+    else:
+        asyncio.run(measure(args.model, args.streams, args.tokens, args.requests))
+
+
+if __name__ == "__main__":
+    main()
