@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection
-from typing import ClassVar
 
 from gateway.parts import Arguments, CallStart, Content, Part
 from gateway.text_machine import END, Reader, TextMachine
@@ -26,14 +25,16 @@ class ToolParser(TextMachine):
         parallel: whether there may be several calls; all but the first are dropped otherwise.
     """
 
-    # How a call is written, for models that have to be told.
-    example: ClassVar[str]
-
     def __init__(self, names: Collection[str], *, parallel: bool = True) -> None:
         self._names = frozenset(names)
         self._parallel = parallel
         self._num_calls = 0
         super().__init__()
+
+    @staticmethod
+    def written(name: str, arguments: str) -> str:
+        """A call in this format; ``arguments`` are a JSON object."""
+        raise NotImplementedError
 
     def _rest(self) -> Reader[None]:
         """The rest of the text is content."""

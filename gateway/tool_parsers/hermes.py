@@ -9,7 +9,10 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 class HermesParser(ToolParser):
     """Reads calls between marks. A closing mark that is missing is not missed."""
 
-    example = f'{_OPEN}\n{{"name": "NAME", "arguments": {{...}}}}\n{_CLOSE}'
+    @staticmethod
+    def written(name: str, arguments: str) -> str:
+        """A call in this format."""
+        return f'{_OPEN}\n{{"name": "{name}", "arguments": {arguments}}}\n{_CLOSE}'
 
     def _read(self) -> Reader[None]:
         closes = False

@@ -11,7 +11,10 @@ _MAX_NAME_CHARS = 64
 class MistralParser(PlainJsonParser):
     """Reads calls after each mark; a list of them also where the text begins, as mark tokens may be left out of it."""
 
-    example = f'{_CALLS}[{{"name": "NAME", "arguments": {{...}}}}]'
+    @staticmethod
+    def written(name: str, arguments: str) -> str:
+        """A call in this format."""
+        return f'{_CALLS}[{{"name": "{name}", "arguments": {arguments}}}]'
 
     def _read(self) -> Reader[None]:
         if (yield from self._begins_with_list()):

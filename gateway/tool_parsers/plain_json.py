@@ -9,7 +9,10 @@ _PYTHON_TAG = "<|python_tag|>"
 class PlainJsonParser(ToolParser):
     """Reads calls at the beginning of the text, with semicolons, commas or whitespace between them."""
 
-    example = '{"name": "NAME", "parameters": {...}}'
+    @staticmethod
+    def written(name: str, arguments: str) -> str:
+        """A call in this format."""
+        return f'{{"name": "{name}", "parameters": {arguments}}}'
 
     def _read(self) -> Reader[None]:
         if (yield from self._mark()):
