@@ -141,9 +141,9 @@ class EventStream(Response):
         return b"".join(pieces)
 
     async def _write(self, send: Send, data: bytes) -> None:
+        self._last_write = asyncio.get_running_loop().time()
         if not data:
             return
-        self._last_write = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _beat(self, send: Send) -> None:

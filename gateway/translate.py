@@ -15,7 +15,7 @@ from protos import inference_pb2, sampling_pb2
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
-def chat_requests(body: ChatBody, request_id: str, tool_format: str) -> list[inference_pb2.GenerateRequest]:
+def chat_requests(body: ChatBody, request_id: str, tool_format: str = "json") -> list[inference_pb2.GenerateRequest]:
     """The one call that a chat request makes; calls of tools are written in ``tool_format``."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     request = _request(body, request_id, max_tokens)
@@ -47,7 +47,7 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[inference
     return requests
 
 
-def tokenize_request(body: TokenizeBody, tool_format: str) -> inference_pb2.TokenizeRequest:
+def tokenize_request(body: TokenizeBody, tool_format: str = "json") -> inference_pb2.TokenizeRequest:
     """The call of POST /tokenize. Raises ApiError (400) unless there is exactly one of prompt and messages."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "either prompt or messages is needed, and not both")
