@@ -19,6 +19,8 @@ from router.token_bytes import TokenBytes
 if TYPE_CHECKING:
     from router.worker_link import WorkerLink
 
+# Of an output that is sent whole: decoding must not hold up the event loop.
+_MOST_DECODED_AT_ONCE = 4096
 _STOP = sampling_pb2.FINISH_REASON_STOP
 _LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 
@@ -121,8 +123,9 @@ class Choice:
     """One of a request's continuations. Workers' messages come in by ``take`` and ``finish``."""
 
     __slots__ = (
-        "_cached_tokens", "_detokenizer", "_ending_ids", "_finished", "_logprobs", "_sent_finished", "_sent_ids",
-        "_text", "attempts", "index", "link", "request", "running", "slot", "token_ids",
+        "_cached_tokens", "_decoded", "_detokenizer", "_ending_ids", "_finished", "_logprobs", "_sent_finished",
+        "_sent_ids", "_text", "_wakes", "_watches_text", "attempts", "index", "link", "request", "running", "slot",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: "Request", index: int, token_bytes: TokenBytes) -> None:
@@ -143,6 +146,11 @@ class Choice:
         # A stop token ends the text before itself, unless the client wants to see it.
         self._ending_ids = params.eos_token_ids if params.keep_stop else params.eos_token_ids | params.stop_token_ids
         self._text: list[str] = []
+        # Without stop strings, ids become text when it is sent, many at a time.
+        self._watches_text = stops is not None
+        self._decoded = 0
+        # Whether there is something to send with each token.
+        self._wakes = not params.final_only
         self._logprobs = TokenLogprobs()
         self._sent_ids = 0
         self._finished: inference_pb2.Finished | None = None
@@ -196,17 +204,31 @@ class Choice:
             ids = ids[repeated:]
         if not ids:
             return False
-        detokenizer = self._detokenizer
-        shown = ids[:-1] if ids[-1] in self._ending_ids else ids
-        text, used = detokenizer.push(shown)
-        if text and self.request.params.text:
+        self.token_ids += ids
+        if self._watches_text:
+            self._decode()
+            if self._detokenizer.stop_string is not None:
+                self._end(_STOP)
+                self.request.changed.set()
+                return True
+        elif len(self.token_ids) - self._decoded >= _MOST_DECODED_AT_ONCE:
+            self._decode()
+        if self._wakes:
+            self.request.changed.set()
+        return False
+
+    def _decode(self) -> None:
+        """Turns the ids that were not yet into text; those after a stop string are dropped."""
+        params, start = self.request.params, self._decoded
+        ids = self.token_ids[start:] if start else self.token_ids
+        self._decoded = start + len(ids)
+        if not ids or not (params.text or self._watches_text):
+            return
+        text, used = self._detokenizer.push(ids[:-1] if ids[-1] in self._ending_ids else ids)
+        if self._detokenizer.stop_string is not None:
+            del self.token_ids[start + used :]
+        if text and params.text:
             self._text.append(text)
-        stopped = detokenizer.stop_string is not None
-        self.token_ids += ids[:used] if stopped else ids
-        if stopped:
-            self._end(_STOP)
-        self.request.changed.set()
-        return stopped
 
     def take_logprobs(self, first_index: int, logprobs: sampling_pb2.Logprobs) -> None:
         """Log-probabilities of output tokens, which must come before ``take`` of these tokens.
@@ -254,6 +276,7 @@ class Choice:
 
     def _complete(self, reason: int, stop_token_id: int | None) -> None:
         """All tokens are known: shows the rest of the text, in which a stop string may yet be found."""
+        self._decode()
         text = self._detokenizer.flush()
         if text and self.request.params.text:
             self._text.append(text)
@@ -278,6 +301,8 @@ class Choice:
         params = self.request.params
         if self.ended or not params.final_only:
             delta = inference_pb2.Delta(index=self.index)
+            if not self.ended:
+                self._decode()
             if self._text:
                 delta.text = "".join(self._text)
                 self._text.clear()

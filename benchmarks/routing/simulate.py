@@ -82,7 +82,9 @@ def scenarios(conversation: Path | None, synthetic: Path | None) -> Iterator[Sce
                 fleet(500_000),
                 TRACE_BLOCK,
             )
-    for rate, cache_tokens, name in ((20, 150_000, "cache nearly full"), (30, 300_000, "cache half full")):
+    for rate, cache_tokens, name in (
+        (20, 150_000, "cache nearly full"), (22, 150_000, "cache nearly full"), (30, 300_000, "cache half full"),
+    ):  # fmt: skip
         yield Scenario(
             f"150 prefix groups, {name}, {rate}/s",
             lambda seed, r=rate: prefix_groups(r, 300, 400, seed),

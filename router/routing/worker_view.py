@@ -89,7 +89,10 @@ class WorkerView:
 
     @property
     def has_room(self) -> bool:
-        """Whether it can start another sequence soon: with its next step, or the one after."""
+        """Whether it can start another sequence soon.
+
+        Its reports count what it has not planned yet. One that plans a step ahead is kept busy by one step's budget.
+        """
         limit = self.step_budget + ROUND_TRIP_S * self.prefill_rate
         return self.accepting and self.has_slot and self.backlog < limit
 

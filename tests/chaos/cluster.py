@@ -139,6 +139,11 @@ class Cluster:
                     await asyncio.sleep(0.1)
         return found
 
+    def router_memory(self) -> int:
+        """Bytes of the router that are resident."""
+        assert self._router is not None
+        return int(Path(f"/proc/{self._router.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
     async def router_at_rest(self) -> list[str]:
         """What the router still holds; empty: nothing."""
         request = inference_pb2.ExplainRequest(model="model", token_ids=inference_pb2.TokenIds(ids=[1000]))

@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2
 
 from gateway.replies import ChatCompletion, Completion, ErrorReply
 from protos import inference_pb2, sampling_pb2
+from tests.doubles.processes import wait_until
 from tests.integration.fake_inference import (
     MAX_MODEL_LEN,
     MODEL,
@@ -194,9 +195,16 @@ def test_a_request_id_is_echoed_or_made(client, fake):
 
 
 def test_a_request_id_is_logged(client, fake, caplog):
+    lines: list[str] = []
+
+    def logged() -> bool:  # it may come after the answer
+        lines[:] = [record.getMessage() for record in caplog.records if "find-me" in record.getMessage()]
+        return bool(lines)
+
     with caplog.at_level(logging.INFO, logger="gateway"):
         reply = client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "find-me"}).json()
-    (line,) = [record.getMessage() for record in caplog.records if "find-me" in record.getMessage()]
+        wait_until(logged)
+    (line,) = lines
     assert reply["id"] in line
     assert " 200 " in line
 
