@@ -89,9 +89,9 @@ class OutputReader:
             return deltas, ending
         if ending.stop_reason is None:
             self._plan.check.check("".join(self._whole))
+        if self.calls and (ending.stop_reason is None or _is_json(self.calls[-1].arguments)):
             for call in self.calls:
                 self._check_strict(call)
-        if self.calls and (ending.stop_reason is None or _is_json(self.calls[-1].arguments)):
             ending = replace(ending, reason="tool_calls")
         return deltas, ending
 
