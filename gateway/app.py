@@ -37,6 +37,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
 
     app = _App(title="Quire", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.metrics = Metrics()
+    app.state.config = config
     app.state.max_body_bytes = config.max_body_bytes
     app.include_router(routes.router)
     app.include_router(service_routes.router)

@@ -104,11 +104,14 @@ def from_validation(error: RequestValidationError) -> ApiError:
 def _path(steps: Sequence[int | str], value: Any) -> str | None:
     """The dotted path of a field, as the client would write it.
 
-    pydantic puts names of union members between the steps; they are told by where they stand, at what is no object.
+    pydantic puts names of union members between the steps; they are told by where they stand: at what is no object, or
+    before the last step at an object without such a field.
     """
     path: list[str] = []
-    for step in steps:
+    for place, step in enumerate(steps):
         if isinstance(value, dict) and isinstance(step, str):
+            if step not in value and place < len(steps) - 1:
+                continue
             value = value.get(step)
         elif isinstance(value, list) and isinstance(step, int):
             value = value[step] if step < len(value) else None

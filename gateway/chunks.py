@@ -72,6 +72,11 @@ class Chunks:
         content = f"{self._shape.before_text}{_encode(text)}{self._shape.after_text}"
         return self._choice(index, content, '"finish_reason":null', _encode(logprobs))
 
+    def delta(self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> bytes:
+        """What is new in the message of one choice of a chat, whatever it is."""
+        told = "null" if logprobs is None else _encode(logprobs)
+        return self._choice(index, f'"delta":{_encode(delta)}', '"finish_reason":null', told)
+
     def finish(self, index: int, reason: FinishReason, stop_reason: str | int | None) -> bytes:
         """The last chunk of one choice."""
         finish = f'"finish_reason":"{reason}","stop_reason":{_encode(stop_reason)}'

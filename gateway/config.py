@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 PROG = "quire gateway"
+TOOL_CALL_PARSERS = ("hermes", "json", "llama3_json", "mistral")
+REASONING_PARSERS = ("deepseek_r1", "qwen3")
 
 
 class ConfigError(ValueError):
@@ -24,6 +26,13 @@ class GatewayConfig:
     shutdown_timeout: float = 30.0
     log_level: str = "info"
     enable_cors_origins: tuple[str, ...] = ()
+    tool_call_parser: str = "auto"
+    reasoning_parser: str | None = None
+
+    @property
+    def tool_format(self) -> str:
+        """The format of tool calls: a name in ``tool_parsers.PARSERS``."""
+        return "json" if self.tool_call_parser == "auto" else self.tool_call_parser
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "GatewayConfig":
@@ -76,6 +85,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-cors-origins", nargs="+", default=default.enable_cors_origins, metavar="ORIGIN",
         help="origins whose web pages may call this server, or * for all (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--tool-call-parser", default=default.tool_call_parser, choices=("auto", *TOOL_CALL_PARSERS),
+        help="format in which the model is told to call tools, and in which calls are read; auto is json "
+        "(default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--reasoning-parser", default=default.reasoning_parser, choices=REASONING_PARSERS,
+        help="splits <think>...</think> from the answer: qwen3 where the model writes the opening mark itself, "
+        "deepseek_r1 where the chat template does (default: none)",
     )  # fmt: skip
     group.add_argument(
         "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gateway.errors import invalid
-from gateway.schema import GenerateBody
+from gateway.schema import ChatBody, GenerateBody
+from gateway.tools import forced_schema
 from protos import sampling_pb2
 
 
@@ -32,6 +33,10 @@ def constraint_of(body: GenerateBody) -> Constraint | None:
 
 
 def _constraints(body: GenerateBody) -> Iterator[Constraint]:
+    forced = forced_schema(body) if isinstance(body, ChatBody) else None
+    if forced is not None:
+        param, schema = forced
+        yield Constraint(param, "json_schema", _schema(schema))
     wanted = body.response_format
     if wanted is not None and wanted.type == "json_object":
         yield Constraint("response_format", "json_object", True)

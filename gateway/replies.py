@@ -6,9 +6,9 @@ models stand here for the OpenAPI document, and tests hold the one to the other.
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorObject(BaseModel):
@@ -41,12 +41,29 @@ class UsageReply(BaseModel):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CalledFunction(BaseModel):
+    """What is called, and the arguments as the model wrote them: a JSON object as a text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a tool, for the client to carry out."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """The reply of one choice."""
+    """The reply of one choice. ``content`` is null when there is nothing but calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class TokenAlternative(BaseModel):
@@ -121,11 +138,29 @@ class Completion(BaseModel):
     usage: UsageReply
 
 
+class FunctionDelta(BaseModel):
+    """The name comes first and once; the arguments in pieces."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What one chunk adds to the call at ``index``; ``id`` and ``type`` come in its first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
     """What one chunk adds to a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):

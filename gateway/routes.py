@@ -14,11 +14,16 @@ from starlette.responses import Response
 from gateway.bodies import JsonRoute
 from gateway.caller import name_caller
 from gateway.chunks import CHAT, COMPLETION, Chunks, Shape
+from gateway.config import GatewayConfig
+from gateway.conversation import check_messages
 from gateway.errors import invalid
 from gateway.generation import Ending, Generation
 from gateway.logprobs import LogprobShaper, TokenLogprob
+from gateway.output_plan import output_plan
+from gateway.output_reader import OutputReader
 from gateway.replies import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -32,9 +37,11 @@ from gateway.replies import (
     TextChoice,
     TextLogprobs,
     TokenizeReply,
+    ToolCall,
 )
 from gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerateBody, TokenizeBody, ignored_fields
 from gateway.stream import EventStream, stopped_with_client, usage_of
+from gateway.tools import check_tools
 from gateway.translate import chat_requests, completion_requests, param_names, tokenize_request
 from gateway.unsupported import refuse_in_messages, refuse_unsupported
 from gateway.upstream import Upstream
@@ -59,6 +66,12 @@ async def upstream_of(request: Request) -> Upstream:
     return upstream
 
 
+def config_of(request: Request) -> GatewayConfig:
+    """The app's settings."""
+    config: GatewayConfig = request.app.state.config
+    return config
+
+
 FromUpstream = Annotated[Upstream, Depends(upstream_of)]
 
 
@@ -73,10 +86,13 @@ def _replies(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, 
 async def chat_completions(body: ChatBody, request: Request, upstream: FromUpstream) -> Response:
     """Answers a conversation."""
     refuse_unsupported(body)
+    check_messages(body.messages)
+    check_tools(body)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true")
     id_ = f"chatcmpl-{uuid.uuid4().hex}"
-    return await _generate(body, request, upstream, id_, chat_requests(body, id_), CHAT, [], bool(body.logprobs))
+    requests = chat_requests(body, id_, config_of(request).tool_format)
+    return await _generate(body, request, upstream, id_, requests, CHAT, [], bool(body.logprobs))
 
 
 @router.post("/v1/completions", responses=_replies(Completion, CompletionChunk))
@@ -102,11 +118,13 @@ async def get_model(model: str, upstream: FromUpstream) -> ModelReply:
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, upstream: FromUpstream) -> TokenizeReply:
+async def tokenize(body: TokenizeBody, request: Request, upstream: FromUpstream) -> TokenizeReply:
     """The token ids of a prompt or a conversation."""
     if body.messages is not None:
         refuse_in_messages(body.messages)
-    reply = await upstream.tokenize(tokenize_request(body), param_names(body))
+        check_messages(body.messages)
+    call = tokenize_request(body, config_of(request).tool_format)
+    reply = await upstream.tokenize(call, param_names(body))
     ids = list(reply.token_ids)
     return TokenizeReply(count=len(ids), max_model_len=reply.max_model_len, tokens=ids)
 
@@ -142,6 +160,7 @@ async def _generate(
 ) -> Response:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
+    plan = output_plan(body, config_of(request))
     created = int(time.time())
     name_caller(requests, request.headers, body)
     request.state.generation_id = id_
@@ -151,7 +170,8 @@ async def _generate(
             # Not before all prompts are accepted is it known that the status is 200.
             await generation.start()
             shaper = LogprobShaper(shape is CHAT, generation.num_choices) if with_logprobs else None
-            choices = [] if body.stream else await _collect(generation, echoes, shaper)
+            readers = [OutputReader(plan) for _ in range(generation.num_choices)]
+            choices = [] if body.stream else await _collect(generation, echoes, shaper, readers)
     except BaseException:
         generation.close()
         raise
@@ -170,6 +190,8 @@ async def _generate(
             chunks,
             include_usage=body.include_usage(),
             headers=headers,
+            readers=readers,
+            splits=plan.splits,
             echoes=echoes,
             shaper=shaper,
         )
@@ -183,23 +205,31 @@ class _Choice:
     """One complete choice."""
 
     text: str
+    output: OutputReader
     ending: Ending
     logprobs: dict[str, Any] | None
 
 
-async def _collect(generation: Generation, echoes: list[str], shaper: LogprobShaper | None) -> list[_Choice]:
+async def _collect(
+    generation: Generation, echoes: list[str], shaper: LogprobShaper | None, readers: list[OutputReader]
+) -> list[_Choice]:
     """Every choice, complete."""
-    texts = [[text] for text in echoes] or [[] for _ in range(generation.num_choices)]
     tokens: list[list[TokenLogprob]] = [[] for _ in range(generation.num_choices)]
     endings: dict[int, Ending] = {}
     async for piece in generation.pieces():
-        texts[piece.index].append(piece.text)
+        reader = readers[piece.index]
+        reader.push(piece.text)
         tokens[piece.index] += piece.tokens
         if piece.ending is not None:
-            endings[piece.index] = piece.ending
+            _, endings[piece.index] = reader.finish(piece.ending)
     return [
-        _Choice("".join(pieces), endings[index], shaper.shape(index, tokens[index]) if shaper else None)
-        for index, pieces in enumerate(texts)
+        _Choice(
+            (echoes[index] if echoes else "") + "".join(reader.content),
+            reader,
+            endings[index],
+            shaper.shape(index, tokens[index]) if shaper else None,
+        )
+        for index, reader in enumerate(readers)
     ]
 
 
@@ -211,7 +241,7 @@ def _whole(
         messages = [
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=choice.text),
+                message=_message(choice),
                 logprobs=None if choice.logprobs is None else ChatLogprobs.model_validate(choice.logprobs),
                 finish_reason=choice.ending.reason,
                 stop_reason=choice.ending.stop_reason,
@@ -230,6 +260,18 @@ def _whole(
         for index, choice in enumerate(choices)
     ]
     return Completion(id=id_, created=created, model=model, choices=texts, usage=usage)
+
+
+def _message(choice: _Choice) -> AssistantMessage:
+    calls = [
+        ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
+        for call in choice.output.calls
+    ]
+    return AssistantMessage(
+        content=choice.text or (None if calls else ""),
+        reasoning_content="".join(choice.output.reasoning) or None,
+        tool_calls=calls or None,
+    )
 
 
 def _ignored_header(body: GenerateBody) -> dict[str, str]:

@@ -15,6 +15,8 @@ MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 256
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 64
+MAX_TOOLS = 128
+MAX_ID_LENGTH = 256
 # The documented default of the older endpoint; chat goes on until the context is full.
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -92,16 +94,38 @@ Content = Annotated[
 ]
 
 
-class Message(Body):
-    """One turn of a conversation."""
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+
+class CalledFunction(Body):
+    """What a call names, and the arguments as a JSON text."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call that the assistant made earlier."""
+
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Body):
+    """One turn of a conversation. ``conversation`` says which roles need which fields."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)] | None = None
 
     def text(self) -> str:
-        """The content as one string."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        """The content as one string; empty when there is none."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
@@ -148,6 +172,45 @@ class StructuredOutputs(Body):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+
+
+class Function(Body):
+    """A function that the model may call. With ``strict``, calls that do not fit ``parameters`` are errors."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionReference(Body):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionReference
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("string")] | Annotated[NamedTool, Tag("object")],
+    Discriminator(
+        lambda value: {str: "string", dict: "object"}.get(type(value)),
+        custom_error_type="tool_choice_type",
+        custom_error_message="Input should be none, auto, required or an object that names a function",
+    ),
+]
 
 
 class GenerateBody(Body):
@@ -203,8 +266,9 @@ class ChatBody(GenerateBody):
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,6 +13,7 @@ from gateway.chunks import DONE, KEEP_ALIVE, Chunks, event
 from gateway.errors import ApiError, ClientGone, internal
 from gateway.generation import Generation
 from gateway.logprobs import LogprobShaper
+from gateway.output_reader import Delta, OutputReader
 from gateway.replies import PromptTokensDetails, UsageReply
 
 logger = logging.getLogger("gateway")
@@ -56,10 +58,19 @@ class EventStream(Response):
         *,
         include_usage: bool,
         headers: Mapping[str, str],
+        readers: Sequence[OutputReader],
+        splits: bool,
         echoes: Sequence[str] = (),
         shaper: LogprobShaper | None = None,
     ) -> None:
-        """``echoes`` are the texts that choices begin with; ``shaper`` is there when log-probabilities are wanted."""
+        """Takes a started generation.
+
+        Args:
+            readers: one for each choice.
+            splits: whether messages are sent in the readers' parts; they only check the text otherwise.
+            echoes: the texts that choices begin with.
+            shaper: is there when log-probabilities are wanted.
+        """
         self.status_code = 200
         self.background = None
         self.media_type = "text/event-stream"
@@ -67,6 +78,8 @@ class EventStream(Response):
         self._generation = generation
         self._chunks = chunks
         self._include_usage = include_usage
+        self._readers = readers
+        self._splits = splits
         self._echoes = echoes
         self._shaper = shaper
         self._last_write = 0.0
@@ -94,12 +107,19 @@ class EventStream(Response):
         chunks = self._chunks
         try:
             async for piece in self._generation.pieces():
+                reader = self._readers[piece.index]
                 if piece.ending is not None:
-                    ending = piece.ending
-                    await self._write(send, chunks.finish(piece.index, ending.reason, ending.stop_reason))
+                    deltas, ending = reader.finish(piece.ending)
+                    last = [chunks.delta(piece.index, delta) for delta in deltas] if self._splits else []
+                    last.append(chunks.finish(piece.index, ending.reason, ending.stop_reason))
+                    await self._write(send, b"".join(last))
+                    continue
+                logprobs = self._shaper.shape(piece.index, piece.tokens) if self._shaper else None
+                if self._splits:
+                    await self._write(send, self._parts(piece.index, reader.push(piece.text), logprobs))
                 else:
+                    reader.push(piece.text)
                     text = self._echoes[piece.index] if piece.of_prompt else piece.text
-                    logprobs = self._shaper.shape(piece.index, piece.tokens) if self._shaper else None
                     await self._write(send, chunks.text(piece.index, text, logprobs))
         except ClientGone:
             raise
@@ -112,8 +132,18 @@ class EventStream(Response):
         usage = chunks.usage(usage_of(self._generation)) if self._include_usage else b""
         await self._write(send, usage + DONE)
 
+    def _parts(self, index: int, deltas: list[Delta], logprobs: dict[str, Any] | None) -> bytes:
+        """Chunks of what a piece of text came to, which may be nothing yet; the first has the log-probabilities."""
+        if not deltas and logprobs is None:
+            return b""
+        first, *others = deltas or [{}]
+        pieces = [self._chunks.delta(index, first, logprobs), *(self._chunks.delta(index, delta) for delta in others)]
+        return b"".join(pieces)
+
     async def _write(self, send: Send, data: bytes) -> None:
         self._last_write = asyncio.get_running_loop().time()
+        if not data:
+            return
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _beat(self, send: Send) -> None:

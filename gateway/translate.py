@@ -6,24 +6,24 @@ Pure functions: no I/O, no clock, no state.
 import re
 
 from gateway.constraint import constraint_of
+from gateway.conversation import chat_of, tool_instructions
 from gateway.errors import ParamOf, invalid
-from gateway.schema import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, Message, TokenizeBody
+from gateway.schema import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, TokenizeBody
+from gateway.tools import named, offered
 from protos import inference_pb2, sampling_pb2
-
-# Roles that templates know by another name.
-_ROLES = {"developer": "system"}
 
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
-def chat_requests(body: ChatBody, request_id: str) -> list[inference_pb2.GenerateRequest]:
-    """The one call that a chat request makes."""
+def chat_requests(body: ChatBody, request_id: str, tool_format: str = "json") -> list[inference_pb2.GenerateRequest]:
+    """The one call that a chat request makes; calls of tools are written in ``tool_format``."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     request = _request(body, request_id, max_tokens)
     if body.logprobs:
         request.output.logprobs = body.top_logprobs or 0
         request.output.token_bytes = True
-    request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt))
+    instructions = tool_instructions(offered(body), tool_format, body.tool_choice == "required", named(body))
+    request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt, tool_format, instructions))
     return [request]
 
 
@@ -47,30 +47,18 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[inference
     return requests
 
 
-def tokenize_request(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
+def tokenize_request(body: TokenizeBody, tool_format: str = "json") -> inference_pb2.TokenizeRequest:
     """The call of POST /tokenize. Raises ApiError (400) unless there is exactly one of prompt and messages."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "either prompt or messages is needed, and not both")
     request = inference_pb2.TokenizeRequest(model=body.model)
     if body.messages is not None:
-        request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt))
+        request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt, tool_format))
     else:
         request.text = body.prompt or ""
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
     return request
-
-
-def chat_of(messages: list[Message], add_generation_prompt: bool | None) -> inference_pb2.Chat:
-    """A conversation in the wire's form."""
-    chat = inference_pb2.Chat()
-    for message in messages:
-        turn = chat.messages.add(role=_ROLES.get(message.role, message.role), content=message.text())
-        if message.name is not None:
-            turn.name = message.name
-    if add_generation_prompt is not None:
-        chat.add_generation_prompt = add_generation_prompt
-    return chat
 
 
 def param_names(body: object) -> ParamOf:

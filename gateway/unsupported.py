@@ -39,8 +39,6 @@ _GENERATE: Mapping[str, Harmless] = {
 
 _CHAT: Mapping[str, Harmless] = {
     **_GENERATE,
-    "tools": _empty,
-    "tool_choice": _one_of("none", "auto"),
     "functions": _empty,
     "function_call": _one_of("none", "auto"),
     "modalities": _one_of(["text"]),
@@ -56,7 +54,6 @@ _COMPLETION: Mapping[str, Harmless] = {
 }
 
 _MESSAGE: Mapping[str, Harmless] = {
-    "tool_calls": _empty,
     "function_call": _never,
     "audio": _never,
 }

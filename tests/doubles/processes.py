@@ -35,14 +35,18 @@ class Stack:
         model: folder or GGUF file.
         worker_flags: beside model and port.
         router_flags: beside model, port and worker.
+        gateway_flags: beside port and router.
     """
 
     # A short first step keeps the start short.
     _SIZE = ("--max-num-batched-tokens", "128")
 
-    def __init__(self, model: Path, *worker_flags: str, router_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: Path, *worker_flags: str, router_flags: Sequence[str] = (), gateway_flags: Sequence[str] = ()
+    ) -> None:
         self._model = str(model)
         self._router_flags = router_flags
+        self._gateway_flags = gateway_flags
         self._worker_flags = (*self._SIZE, *worker_flags)
         self.worker_port, self.router_port, self.gateway_port = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.gateway_port}"
@@ -59,7 +63,10 @@ class Stack:
             "--worker-urls", f"127.0.0.1:{self.worker_port}", "--served-model-name", "model",
             *self._router_flags,
         )  # fmt: skip
-        self._start("gateway", "--port", str(self.gateway_port), "--router", f"127.0.0.1:{self.router_port}")
+        self._start(
+            "gateway", "--port", str(self.gateway_port), "--router", f"127.0.0.1:{self.router_port}",
+            *self._gateway_flags,
+        )  # fmt: skip
         wait_until(self.healthy)
 
     def _start(self, module: str, *flags: str) -> None:

@@ -14,11 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SUITE = Path(__file__).resolve().parents[1] / "conformance"
 
-# Features that are refused so far. A case that begins to pass must leave this list.
-NOT_YET = [
-    "test_structure.py::test_named_tool_choice",
-]
-
 
 @pytest.fixture(scope="module")
 def environment(demo_model, tmp_path_factory):
@@ -47,14 +42,5 @@ def run(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
 
 
 def test_conformance(environment):
-    deselected = [argument for name in NOT_YET for argument in ("--deselect", name)]
-    status, output = run(environment, *deselected)
+    status, output = run(environment)
     assert status == 0, output
-
-
-def test_what_is_not_there_yet_is_refused(environment):
-    """Each case of the list fails, and for no other reason than the refusal of a field."""
-    status, output = run(environment, *NOT_YET)
-    assert status == 1, output
-    assert f"{len(NOT_YET)} failed" in output, output
-    assert output.count("unsupported_parameter") >= len(NOT_YET), output

@@ -121,7 +121,7 @@ def test_tokenize_and_back(client, fake):
     assert (error.param, error.message) == ("tokens.1", "no such id")
     tool = [{"role": "assistant", "content": "", "tool_calls": [{}]}]
     assert error_of(client.post("/tokenize", json={"model": MODEL, "messages": tool}), 400).param == (
-        "messages.0.tool_calls"
+        "messages.0.tool_calls.0.id"
     )
 
 

@@ -238,9 +238,6 @@ UNSUPPORTED = [
 ]
 UNSUPPORTED_CHAT = [
     *UNSUPPORTED,
-    ("tools", [{"type": "function"}]),
-    ("tool_choice", "required"),
-    ("tool_choice", {"type": "function"}),
     ("functions", [{"name": "f"}]),
     ("function_call", {"name": "f"}),
     ("modalities", ["text", "audio"]),
@@ -268,13 +265,24 @@ def test_unsupported_fields_of_completions_are_refused(client, fake, field, valu
     assert fake.requests == []
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages.1.role"),
+        ({"role": "tool", "content": "x"}, "messages.1.tool_call_id"),
+        ({"role": "tool", "tool_call_id": "c1"}, "messages.1.content"),
+        ({"role": "assistant"}, "messages.1.content"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages.1.tool_calls"),
+        (
+            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "x"}}]},
+            "messages.1.tool_calls.0.function.arguments",
+        ),
+        ({"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}, "messages.1.tool_calls.0.type"),
         ({"role": "function", "content": "x"}, "messages.1.role"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages.1.content.0.type"),
-        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.1.tool_calls"),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.1.tool_calls.0.id"),
     ],
 )
 def test_unsupported_messages_are_refused(client, fake, message, param):
@@ -291,7 +299,7 @@ def test_harmless_values_and_fields_without_effect_are_accepted(client, fake):
     assert response.status_code == 200
     assert "x-quire-ignored-fields" not in response.headers
     ignored = {
-        "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
+        "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
         "safety_identifier": "s", "x_invented": {"a": 1},
     }  # fmt: skip
     response = chat(client, **ignored, verbosity=None, **{"bad\r\nname": 1})

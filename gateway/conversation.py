@@ -1,0 +1,99 @@
+"""Conversations in the wire's form. Tools, calls and their results are put into words here, in the format that replies
+are read in: a model whose chat template knows no tools can then use them too.
+"""
+
+import json
+from collections.abc import Sequence
+
+from gateway.errors import invalid
+from gateway.schema import Function, Message
+from gateway.tool_parsers import PARSERS
+from protos import inference_pb2
+
+# Roles that templates know by another name.
+_ROLES = {"developer": "system"}
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises ApiError (400) when a message lacks what its role needs, or has what its role cannot have."""
+    for index, message in enumerate(messages):
+        where = f"messages.{index}"
+        if message.content is None and not (message.role == "assistant" and message.tool_calls):
+            raise invalid(f"{where}.content", f"{where}.content: this field is required")
+        if message.tool_calls and message.role != "assistant":
+            raise invalid(f"{where}.tool_calls", f"{where}.tool_calls: only the assistant calls tools")
+        if message.role == "tool" and message.tool_call_id is None:
+            raise invalid(f"{where}.tool_call_id", f"{where}.tool_call_id: this field is required")
+        for place, call in enumerate(message.tool_calls or ()):
+            param = f"{where}.tool_calls.{place}.function.arguments"
+            try:
+                is_object = isinstance(json.loads(call.function.arguments or "{}"), dict)
+            except (ValueError, RecursionError):
+                is_object = False
+            if not is_object:
+                raise invalid(param, f"{param}: Input should be a JSON object, as a string")
+
+
+def chat_of(
+    messages: Sequence[Message], add_generation_prompt: bool | None, parser: str, instructions: str = ""
+) -> inference_pb2.Chat:
+    """A conversation in the wire's form.
+
+    Args:
+        messages: checked ones.
+        add_generation_prompt: whether the assistant's turn is opened; None: the router's default.
+        parser: the name of the format that calls are written in.
+        instructions: stand before everything else.
+    """
+    chat = inference_pb2.Chat()
+    names: dict[str, str] = {}
+    if instructions and messages[0].role not in ("system", "developer", "user"):
+        chat.messages.add(role="system", content=instructions)
+        instructions = ""
+    before: Message | None = None
+    for message in messages:
+        text = message.text()
+        if message.role == "tool":
+            called = names.get(message.tool_call_id or "")
+            text = f"{called or 'The function'} returned:\n{text}"
+            if before is not None and before.role == "tool":
+                chat.messages[-1].content += f"\n\n{text}"
+                continue
+        calls = [
+            PARSERS[parser].written(call.function.name, call.function.arguments or "{}")
+            for call in message.tool_calls or ()
+        ]
+        names.update((call.id, call.function.name) for call in message.tool_calls or ())
+        if instructions:
+            text, instructions = f"{instructions}\n\n{text}", ""
+        # A template that knows no tools knows no role for their results either.
+        role = "user" if message.role == "tool" else _ROLES.get(message.role, message.role)
+        turn = chat.messages.add(role=role, content="\n".join(filter(None, [text, *calls])))
+        if message.name is not None:
+            turn.name = message.name
+        before = message
+    if add_generation_prompt is not None:
+        chat.add_generation_prompt = add_generation_prompt
+    return chat
+
+
+def tool_instructions(functions: Sequence[Function], parser: str, required: bool, named: Function | None) -> str:
+    """What the model is told of the functions; nothing when there are none."""
+    if not functions:
+        return ""
+    lines = "\n".join(
+        json.dumps(
+            {"name": function.name, "description": function.description or "", "parameters": function.parameters or {}},
+            ensure_ascii=False,
+        )
+        for function in functions
+    )
+    if named is not None:
+        how = f"Call {named.name} now: reply with its arguments as a JSON object and nothing else."
+    elif required:
+        example = PARSERS["json"].written("NAME", "{...}")
+        how = f"Call one or more of them now: reply with a JSON list and nothing else, like\n[{example}]"
+    else:
+        example = PARSERS[parser].written("NAME", "{...}")
+        how = f"To call one, reply with nothing else but\n{example}\nOtherwise answer as usual."
+    return f"You can call these functions:\n{lines}\n{how}"

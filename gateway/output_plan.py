@@ -1,0 +1,44 @@
+"""Decides from a request and the server's settings how its outputs are read and what they are checked against."""
+
+from functools import partial
+
+from gateway.config import GatewayConfig
+from gateway.constraint import constraint_of
+from gateway.errors import invalid
+from gateway.output_check import OutputCheck, SchemaCheck
+from gateway.output_reader import OutputPlan
+from gateway.reasoning import reasoning_parser
+from gateway.schema import ChatBody, GenerateBody
+from gateway.tool_parsers import PARSERS
+from gateway.tool_parsers.forced_call import ForcedCallParser
+from gateway.tools import named, offered, parallel, parameters_schema
+
+
+def output_plan(body: GenerateBody, config: GatewayConfig) -> OutputPlan:
+    """The plan of a request. Raises ApiError (400)."""
+    constraint = constraint_of(body)
+    check = OutputCheck(constraint)
+    if not isinstance(body, ChatBody):
+        return OutputPlan(check)
+    # What a grammar binds, it binds from the first token on: there is no room for reasoning.
+    reasoning = None
+    if constraint is None and config.reasoning_parser:
+        reasoning = partial(reasoning_parser, config.reasoning_parser)
+    functions = offered(body)
+    if not functions:
+        return OutputPlan(check, reasoning)
+    function = named(body)
+    if function is not None:
+        return OutputPlan(check, tools=partial(ForcedCallParser, function.name))
+    if constraint is not None and body.tool_choice != "required":
+        raise invalid(
+            "tools", f"tools and {constraint.param} cannot be followed together; with tool_choice none they can"
+        )
+    names = [function.name for function in functions]
+    parser = PARSERS["json" if body.tool_choice == "required" else config.tool_format]
+    strict = {
+        function.name: SchemaCheck(parameters_schema(function), f"tools.{index}.function.parameters")
+        for index, function in enumerate(functions)
+        if function.strict
+    }
+    return OutputPlan(check, reasoning, partial(parser, names, parallel=parallel(body)), strict)
