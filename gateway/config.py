@@ -29,11 +29,6 @@ class GatewayConfig:
     tool_call_parser: str = "auto"
     reasoning_parser: str | None = None
 
-    @property
-    def tool_format(self) -> str:
-        """The format of tool calls: a name in ``tool_parsers.PARSERS``."""
-        return "json" if self.tool_call_parser == "auto" else self.tool_call_parser
-
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "GatewayConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
@@ -88,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--tool-call-parser", default=default.tool_call_parser, choices=("auto", *TOOL_CALL_PARSERS),
-        help="format in which the model is told to call tools, and in which calls are read; auto is json "
-        "(default %(default)s)",
+        help="format in which calls of tools are read; auto is that of the model's chat template, where it is one of "
+        "these, else json, which the model is then told in words (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--reasoning-parser", default=default.reasoning_parser, choices=REASONING_PARSERS,

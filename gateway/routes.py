@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from gateway.bodies import JsonRoute
 from gateway.caller import name_caller
+from gateway.chat_dialect import NO_TEMPLATE, Dialect, asks_for_template, dialect_of
 from gateway.chunks import CHAT, COMPLETION, Chunks, Shape
 from gateway.config import GatewayConfig
 from gateway.conversation import check_messages
@@ -42,7 +43,7 @@ from gateway.replies import (
 from gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerateBody, TokenizeBody, ignored_fields
 from gateway.stream import EventStream, stopped_with_client, usage_of
 from gateway.tools import check_tools
-from gateway.translate import chat_requests, completion_requests, param_names, tokenize_request
+from gateway.translate import JSON_DIALECT, chat_requests, completion_requests, param_names, tokenize_request
 from gateway.unsupported import refuse_in_messages, refuse_unsupported
 from gateway.upstream import Upstream
 from protos import inference_pb2
@@ -91,8 +92,9 @@ async def chat_completions(body: ChatBody, request: Request, upstream: FromUpstr
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true")
     id_ = f"chatcmpl-{uuid.uuid4().hex}"
-    requests = chat_requests(body, id_, config_of(request).tool_format)
-    return await _generate(body, request, upstream, id_, requests, CHAT, [], bool(body.logprobs))
+    dialect = await _dialect(body, request, upstream)
+    requests = chat_requests(body, id_, dialect)
+    return await _generate(body, request, upstream, id_, requests, CHAT, [], bool(body.logprobs), dialect)
 
 
 @router.post("/v1/completions", responses=_replies(Completion, CompletionChunk))
@@ -123,7 +125,7 @@ async def tokenize(body: TokenizeBody, request: Request, upstream: FromUpstream)
     if body.messages is not None:
         refuse_in_messages(body.messages)
         check_messages(body.messages)
-    call = tokenize_request(body, config_of(request).tool_format)
+    call = tokenize_request(body, await _dialect(body, request, upstream))
     reply = await upstream.tokenize(call, param_names(body))
     ids = list(reply.token_ids)
     return TokenizeReply(count=len(ids), max_model_len=reply.max_model_len, tokens=ids)
@@ -134,6 +136,14 @@ async def detokenize(body: DetokenizeBody, upstream: FromUpstream) -> Detokenize
     """The text of token ids."""
     request = inference_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens)
     return DetokenizeReply(prompt=(await upstream.detokenize(request, param_names(body))).text)
+
+
+async def _dialect(body: ChatBody | TokenizeBody, request: Request, upstream: Upstream) -> Dialect:
+    """How the body's model is spoken to; the router is asked only where it matters."""
+    template = NO_TEMPLATE
+    if asks_for_template(body):
+        template = (await upstream.get_model(body.model)).chat_template
+    return dialect_of(body, template, config_of(request).tool_call_parser)
 
 
 async def _echoes(requests: list[inference_pb2.GenerateRequest], n: int, upstream: Upstream) -> list[str]:
@@ -157,10 +167,11 @@ async def _generate(
     shape: Shape,
     echoes: list[str],
     with_logprobs: bool,
+    dialect: Dialect = JSON_DIALECT,
 ) -> Response:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
-    plan = output_plan(body, config_of(request))
+    plan = output_plan(body, config_of(request), dialect.tool_format)
     created = int(time.time())
     name_caller(requests, request.headers, body)
     request.state.generation_id = id_
@@ -175,7 +186,7 @@ async def _generate(
     except BaseException:
         generation.close()
         raise
-    headers = {**_ignored_header(body), **generation.route}
+    headers = {**_ignored_header(body, dialect), **generation.route}
     if body.stream:
         chunks = Chunks(
             shape,
@@ -274,8 +285,8 @@ def _message(choice: _Choice) -> AssistantMessage:
     )
 
 
-def _ignored_header(body: GenerateBody) -> dict[str, str]:
-    names = [name for name in ignored_fields(body) if _PLAIN_NAME.fullmatch(name)]
+def _ignored_header(body: GenerateBody, dialect: Dialect) -> dict[str, str]:
+    names = [name for name in (*ignored_fields(body), *dialect.ignored) if _PLAIN_NAME.fullmatch(name)]
     return {_IGNORED_HEADER: ", ".join(names[:_MAX_IGNORED_NAMES])} if names else {}
 
 

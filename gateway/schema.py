@@ -269,6 +269,9 @@ class ChatBody(GenerateBody):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # Values for the model's chat template, by its names for them, say enable_thinking.
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
 
@@ -291,6 +294,8 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     messages: Messages | None = None
     add_generation_prompt: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(Body):

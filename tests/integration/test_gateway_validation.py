@@ -244,7 +244,6 @@ UNSUPPORTED_CHAT = [
     ("audio", {"voice": "a"}),
     ("continue_final_message", True),
     ("chat_template", "{{ x }}"),
-    ("chat_template_kwargs", {"a": 1}),
 ]
 UNSUPPORTED_COMPLETION = [
     *UNSUPPORTED, ("suffix", "end"), ("best_of", 2),
