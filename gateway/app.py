@@ -10,12 +10,14 @@ from fastapi.middleware.cors import CORSMiddleware
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from gateway import routes, service_routes
+from gateway.access.guard import Guard, KeyRing
 from gateway.bodies import from_validation
 from gateway.config import GatewayConfig
 from gateway.edge import Edge
+from gateway.error_replies import error_reply
 from gateway.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
 from gateway.generation import ROUTE_HEADERS
 from gateway.metrics import Metrics
@@ -44,6 +46,9 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    # The last one added is the first one asked.
+    if config.api_keys:
+        app.add_middleware(Guard, ring=KeyRing(config.api_keys))
     app.add_middleware(Edge, metrics=app.state.metrics)
     if config.enable_cors_origins:
         app.add_middleware(
@@ -73,12 +78,12 @@ class _App(FastAPI):
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _answer(error)
+    return error_reply(request.scope, error)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _answer(from_validation(error))
+    return error_reply(request.scope, from_validation(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -86,10 +91,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
     message = f"{error.detail}: {request.method} {request.url.path}"
-    answer = _answer(ApiError(error.status_code, message, type=kind))
+    answer = error_reply(request.scope, ApiError(error.status_code, message, type=kind))
     answer.headers.update(error.headers or {})
     return answer
-
-
-def _answer(error: ApiError) -> Response:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())

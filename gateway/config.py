@@ -2,11 +2,16 @@
 
 import argparse
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
+
+from gateway.access.key_file import ApiKey, KeyFileError, digest_of, read_keys
 
 PROG = "quire gateway"
 TOOL_CALL_PARSERS = ("hermes", "json", "llama3_json", "mistral")
+KEY_VARIABLE = "QUIRE_API_KEY"
 REASONING_PARSERS = ("deepseek_r1", "qwen3")
 
 
@@ -28,11 +33,14 @@ class GatewayConfig:
     enable_cors_origins: tuple[str, ...] = ()
     tool_call_parser: str = "auto"
     reasoning_parser: str | None = None
+    # Of --api-key, QUIRE_API_KEY and --api-keys-file together; with none, nobody needs one.
+    api_keys: tuple[ApiKey, ...] = ()
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "GatewayConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
-        values = {name: getattr(args, name) for name in cls.__dataclass_fields__}
+        values = {name: getattr(args, name) for name in cls.__dataclass_fields__ if name != "api_keys"}
+        values["api_keys"] = _api_keys(args)
         values["enable_cors_origins"] = tuple(values["enable_cors_origins"])
         config = cls(**values)
         config.check()
@@ -56,6 +64,21 @@ class GatewayConfig:
                 raise ConfigError(
                     f"--enable-cors-origins has {origin!r}; an origin is * or begins with http:// or https://"
                 )
+
+
+def _api_keys(args: argparse.Namespace) -> tuple[ApiKey, ...]:
+    """Every key, once. Raises ConfigError."""
+    given = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    if not all(key.isascii() and key.isprintable() and key.split() == [key] for key in given):
+        raise ConfigError(
+            "--api-key must be letters, digits and signs of ASCII without spaces, as it travels in a header"
+        )
+    try:
+        filed = read_keys(args.api_keys_file) if args.api_keys_file is not None else ()
+    except KeyFileError as error:
+        raise ConfigError(f"--api-keys-file: {error}") from error
+    known = {key.sha256: key for key in (*(ApiKey(digest_of(key)) for key in given), *filed)}
+    return tuple(known.values())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +113,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reasoning-parser", default=default.reasoning_parser, choices=REASONING_PARSERS,
         help="splits <think>...</think> from the answer: qwen3 where the model writes the opening mark itself, "
         "deepseek_r1 where the chat template does (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help=f"a key that lets clients in; may be given several times. The variable {KEY_VARIABLE} is one more, which "
+        "lists of processes do not show (default: nobody needs a key)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-keys-file", type=Path, metavar="FILE",
+        help="JSON with more keys, as SHA-256, each with its tenant and limits",
     )  # fmt: skip
     group.add_argument(
         "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.access.guard import key_use_of
 from gateway.bodies import JsonRoute
 from gateway.caller import name_caller
 from gateway.chat_dialect import NO_TEMPLATE, Dialect, asks_for_template, dialect_of
@@ -173,9 +174,10 @@ async def _generate(
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
     plan = output_plan(body, config_of(request), dialect.tool_format)
     created = int(time.time())
-    name_caller(requests, request.headers, body)
+    key_use = key_use_of(request)
+    name_caller(requests, request.headers, body, None if key_use is None else key_use.key)
     request.state.generation_id = id_
-    generation = upstream.generate(requests, param_names(body), streamed=bool(body.stream))
+    generation = upstream.generate(requests, param_names(body), streamed=bool(body.stream), key_use=key_use)
     try:
         async with stopped_with_client(request.receive, generation):
             # Not before all prompts are accepted is it known that the status is 200.
