@@ -58,6 +58,9 @@ async def serve(config: GatewayConfig, listener: socket.socket) -> int:
             lifespan="on",
             ws="none",
             timeout_keep_alive=_KEEP_ALIVE,
+            # The app refuses headers over the limit with an error object; the parser ends what is far over it.
+            http="h11",
+            h11_max_incomplete_event_size=2 * config.limits.max_header_bytes,
             timeout_graceful_shutdown=int(config.shutdown_timeout) + _LAST_WORDS,
         )
     )

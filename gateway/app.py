@@ -40,7 +40,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app = _App(title="Quire", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.metrics = Metrics()
     app.state.config = config
-    app.state.max_body_bytes = config.max_body_bytes
+    app.state.limits = config.limits
     app.include_router(routes.router)
     app.include_router(service_routes.router)
     app.add_exception_handler(ApiError, _on_api_error)
@@ -49,11 +49,11 @@ def create_app(config: GatewayConfig) -> FastAPI:
     # The last one added is the first one asked.
     if config.api_keys:
         app.add_middleware(Guard, ring=KeyRing(config.api_keys))
-    app.add_middleware(Edge, metrics=app.state.metrics)
-    if config.enable_cors_origins:
+    app.add_middleware(Edge, metrics=app.state.metrics, max_header_bytes=config.limits.max_header_bytes)
+    if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=config.enable_cors_origins,
+            allow_origins=config.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "x-quire-ignored-fields", *ROUTE_HEADERS],

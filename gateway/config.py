@@ -3,11 +3,12 @@
 import argparse
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gateway.access.key_file import ApiKey, KeyFileError, digest_of, read_keys
+from gateway.request_limits import RequestLimits, add_limit_arguments
 
 PROG = "quire gateway"
 TOOL_CALL_PARSERS = ("hermes", "json", "llama3_json", "mistral")
@@ -27,10 +28,10 @@ class GatewayConfig:
     port: int = 8000
     router: str = "127.0.0.1:50051"
     request_timeout: float = 600.0
-    max_body_bytes: int = 4 * 1024 * 1024
+    limits: RequestLimits = field(default_factory=RequestLimits)
     shutdown_timeout: float = 30.0
     log_level: str = "info"
-    enable_cors_origins: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     tool_call_parser: str = "auto"
     reasoning_parser: str | None = None
     # Of --api-key, QUIRE_API_KEY and --api-keys-file together; with none, nobody needs one.
@@ -39,9 +40,9 @@ class GatewayConfig:
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "GatewayConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
-        values = {name: getattr(args, name) for name in cls.__dataclass_fields__ if name != "api_keys"}
-        values["api_keys"] = _api_keys(args)
-        values["enable_cors_origins"] = tuple(values["enable_cors_origins"])
+        made: dict[str, Any] = {"api_keys": _api_keys(args), "limits": RequestLimits.from_args(args)}
+        values = made | {name: getattr(args, name) for name in cls.__dataclass_fields__ if name not in made}
+        values["allowed_origins"] = tuple(values["allowed_origins"])
         config = cls(**values)
         config.check()
         return config
@@ -57,12 +58,12 @@ class GatewayConfig:
             raise ConfigError(f"--request-timeout is {self.request_timeout}; it must be above 0 seconds")
         if not 0 <= self.shutdown_timeout < math.inf:
             raise ConfigError(f"--shutdown-timeout is {self.shutdown_timeout}; it must be 0 seconds or more")
-        if self.max_body_bytes < 1:
-            raise ConfigError(f"--max-body-bytes is {self.max_body_bytes}; it must be at least 1")
-        for origin in self.enable_cors_origins:
+        if fault := self.limits.fault():
+            raise ConfigError(fault)
+        for origin in self.allowed_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")):
                 raise ConfigError(
-                    f"--enable-cors-origins has {origin!r}; an origin is * or begins with http:// or https://"
+                    f"--allowed-origins has {origin!r}; an origin is * or begins with http:// or https://"
                 )
 
 
@@ -96,12 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--request-timeout", type=float, default=default.request_timeout, metavar="S",
         help="seconds that one request may take, waiting included (default %(default)s)",
     )  # fmt: skip
+    add_limit_arguments(group)
     group.add_argument(
-        "--max-body-bytes", type=int, default=default.max_body_bytes, metavar="N",
-        help="longest request body; a longer one is refused with 413 (default %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--enable-cors-origins", nargs="+", default=default.enable_cors_origins, metavar="ORIGIN",
+        "--allowed-origins", nargs="+", default=default.allowed_origins, metavar="ORIGIN",
         help="origins whose web pages may call this server, or * for all (default: none)",
     )  # fmt: skip
     group.add_argument(

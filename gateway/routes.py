@@ -42,6 +42,7 @@ from gateway.replies import (
     ToolCall,
 )
 from gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerateBody, TokenizeBody, ignored_fields
+from gateway.size_check import check_sizes
 from gateway.stream import EventStream, stopped_with_client, usage_of
 from gateway.tools import check_tools
 from gateway.translate import JSON_DIALECT, chat_requests, completion_requests, param_names, tokenize_request
@@ -87,6 +88,7 @@ def _replies(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, 
 @router.post("/v1/chat/completions", responses=_replies(ChatCompletion, ChatCompletionChunk))
 async def chat_completions(body: ChatBody, request: Request, upstream: FromUpstream) -> Response:
     """Answers a conversation."""
+    check_sizes(body, config_of(request).limits)
     refuse_unsupported(body)
     check_messages(body.messages)
     check_tools(body)
@@ -101,6 +103,7 @@ async def chat_completions(body: ChatBody, request: Request, upstream: FromUpstr
 @router.post("/v1/completions", responses=_replies(Completion, CompletionChunk))
 async def completions(body: CompletionBody, request: Request, upstream: FromUpstream) -> Response:
     """Continues one or several prompts."""
+    check_sizes(body, config_of(request).limits)
     refuse_unsupported(body)
     id_ = f"cmpl-{uuid.uuid4().hex}"
     requests = completion_requests(body, id_)
@@ -123,6 +126,7 @@ async def get_model(model: str, upstream: FromUpstream) -> ModelReply:
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, request: Request, upstream: FromUpstream) -> TokenizeReply:
     """The token ids of a prompt or a conversation."""
+    check_sizes(body, config_of(request).limits)
     if body.messages is not None:
         refuse_in_messages(body.messages)
         check_messages(body.messages)

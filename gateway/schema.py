@@ -15,7 +15,7 @@ MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 256
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 64
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 MAX_ID_LENGTH = 256
 # The documented default of the older endpoint; chat goes on until the context is full.
 DEFAULT_COMPLETION_TOKENS = 16

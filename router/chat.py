@@ -7,7 +7,7 @@ from protos import inference_pb2
 from router.chat_template import Message, TemplateExtras, ToolCall
 from router.errors import InvalidArgument
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 # Of all JSON in a chat together: it is read and guarded before anyone knows its length in tokens.
 MAX_JSON_CHARS = 1024 * 1024
 MAX_JSON_DEPTH = 64

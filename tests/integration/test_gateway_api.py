@@ -321,7 +321,7 @@ def test_a_reply_that_is_not_complete_is_never_passed_off_as_one(client, fake, s
 def test_cors_is_off_unless_asked_for(client):
     assert "access-control-allow-origin" not in client.get("/livez", headers={"origin": "https://a.example"}).headers
     with (
-        running_stack(FakeInference(), enable_cors_origins=("https://a.example",)) as stack,
+        running_stack(FakeInference(), allowed_origins=("https://a.example",)) as stack,
         httpx.Client(base_url=stack.url) as other,
     ):
         asked = {"origin": "https://a.example", "access-control-request-method": "POST"}

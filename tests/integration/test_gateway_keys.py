@@ -23,7 +23,7 @@ KEYS = (
 
 @pytest.fixture(scope="module")
 def stack():
-    with running_stack(FakeInference(), api_keys=KEYS, enable_cors_origins=("https://a.example",)) as stack:
+    with running_stack(FakeInference(), api_keys=KEYS, allowed_origins=("https://a.example",)) as stack:
         yield stack
 
 
