@@ -243,6 +243,12 @@ class StatusReply(BaseModel):
     status: Literal["ok"] = "ok"
 
 
+class LoadReply(BaseModel):
+    """The reply of GET /load: generating requests that wait or run in this gateway, by vLLM's name."""
+
+    server_load: int
+
+
 class VersionReply(BaseModel):
     """The reply of GET /version."""
 

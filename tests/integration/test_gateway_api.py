@@ -213,7 +213,7 @@ def test_openapi_tells_of_every_endpoint(client):
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
-        "/health", "/livez", "/version", "/metrics",
+        "/health", "/livez", "/load", "/version", "/metrics",
     }  # fmt: skip
     schemas = document["components"]["schemas"]
     references = {
@@ -364,3 +364,18 @@ def test_sessions_come_from_a_header_or_the_cache_key(client, fake):
     assert session() == ""
     assert session(prompt_cache_key="chat-1") == session({"x-quire-session": "chat-1"})
     assert session({"x-quire-session": "chat-2"}, prompt_cache_key="chat-1") == session(prompt_cache_key="chat-2")
+
+
+def test_load_is_what_runs_now(stack, client, fake):
+    def running():
+        response = client.get("/load")
+        assert response.status_code == 200
+        assert response.json().keys() == {"server_load"}
+        return response.json()["server_load"]
+
+    assert running() == 0
+    fake.delay_token = 0.05
+    body = {**CHAT, "stream": True, "max_tokens": 200}
+    with client.stream("POST", "/v1/chat/completions", json=body), httpx.Client(base_url=stack.url) as other:
+        assert other.get("/load").json() == {"server_load": 1}
+    wait_until(lambda: running() == 0)
