@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.dependencies import ERRORS, FromUpstream
 from gateway.metrics import CONTENT_TYPE, Metrics
 from gateway.replies import LoadReply, StatusReply, VersionReply
-from gateway.routes import ERRORS, FromUpstream
 
 router = APIRouter(responses={"5XX": ERRORS["5XX"]})
 
