@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.access.guard import key_use_of
 from gateway.caller import name_caller
 from gateway.dependencies import config_of
-from gateway.errors import ParamOf, invalid
+from gateway.errors import invalid
 from gateway.generation import Ending, Generation
 from gateway.logprobs import LogprobShaper, TokenLogprob
 from gateway.output_plan import output_plan
@@ -58,9 +58,7 @@ class Form(Protocol):
         """What writes the events of one that does; the generation has been started."""
 
 
-async def answer(
-    prepared: Prepared, form: Form, request: Request, upstream: Upstream, param_of: ParamOf | None = None
-) -> Response:
+async def answer(prepared: Prepared, form: Form, request: Request, upstream: Upstream) -> Response:
     """Sends a request to the router and answers it.
 
     Args:
@@ -68,7 +66,6 @@ async def answer(
         form: of the answer.
         request: where it came from.
         upstream: the router.
-        param_of: names the client's fields, if they are not those of ``prepared.body``.
 
     Raises:
         ApiError, ClientGone.
@@ -80,9 +77,7 @@ async def answer(
     key_use = key_use_of(request)
     name_caller(prepared.requests, request.headers, body, None if key_use is None else key_use.key)
     request.state.generation_id = prepared.id
-    generation = upstream.generate(
-        prepared.requests, param_of or param_names(body), streamed=bool(body.stream), key_use=key_use
-    )
+    generation = upstream.generate(prepared.requests, param_names(body), streamed=bool(body.stream), key_use=key_use)
     try:
         async with stopped_with_client(request.receive, generation):
             # Not before all prompts are accepted is it known that the status is 200.
@@ -138,6 +133,6 @@ async def _collect(
 
 
 def _ignored_header(prepared: Prepared) -> dict[str, str]:
-    ignored = (*ignored_fields(prepared.body), *prepared.dialect.ignored, *prepared.ignored)
-    names = [name for name in ignored if _PLAIN_NAME.fullmatch(name)]
+    ignored = map(prepared.name_of, (*ignored_fields(prepared.body), *prepared.dialect.ignored))
+    names = [name for name in (*ignored, *prepared.ignored) if _PLAIN_NAME.fullmatch(name)]
     return {_IGNORED_HEADER: ", ".join(names[:_MAX_IGNORED_NAMES])} if names else {}

@@ -22,6 +22,7 @@ from gateway.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
 from gateway.generation import ROUTE_HEADERS
 from gateway.metrics import Metrics
 from gateway.replies import ChatCompletionChunk, CompletionChunk
+from gateway.responses import routes as responses
 from gateway.upstream import Upstream
 
 
@@ -42,6 +43,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app.state.config = config
     app.state.limits = config.limits
     app.include_router(routes.router)
+    app.include_router(responses.router)
     app.include_router(service_routes.router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,6 +17,8 @@ from gateway.size_check import check_depth
 
 # Seconds in which a body must have come.
 BODY_TIMEOUT_S = 60.0
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_PARAM_LENGTH = 256
 
@@ -89,6 +92,15 @@ async def _read(request: Request, limit: int) -> bytes:
             raise too_long
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def validated(model: type[Model], fields: dict[str, Any]) -> Model:
+    """A body made of these fields. Raises ApiError (400) that names the first field that is wrong."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise from_validation(RequestValidationError(errors, body=fields)) from None
 
 
 def from_validation(error: RequestValidationError) -> ApiError:

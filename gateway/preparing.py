@@ -1,6 +1,6 @@
 """From a body to a request that is ready for the router: everything is checked, and the model's dialect is known."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -30,6 +30,7 @@ class Prepared:
         echoes: the texts that choices begin with.
         with_logprobs: whether log-probabilities go out.
         ignored: further names of fields without effect.
+        name_of: from names of fields of ``body`` to those that the client knows.
     """
 
     body: GenerateBody
@@ -39,11 +40,10 @@ class Prepared:
     echoes: Sequence[str] = ()
     with_logprobs: bool = False
     ignored: Sequence[str] = ()
+    name_of: Callable[[str], str] = str
 
 
-async def prepare_chat(
-    body: ChatBody, id_: str, request: Request, upstream: Upstream, ignored: Sequence[str] = ()
-) -> Prepared:
+async def prepare_chat(body: ChatBody, id_: str, request: Request, upstream: Upstream) -> Prepared:
     """Prepares a conversation, also one that came as another API has it. Raises ApiError."""
     check_sizes(body, config_of(request).limits)
     refuse_unsupported(body)
@@ -53,7 +53,7 @@ async def prepare_chat(
         raise invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true")
     dialect = await _dialect(body, request, upstream)
     requests = chat_requests(body, id_, dialect)
-    return Prepared(body, id_, requests, dialect, with_logprobs=bool(body.logprobs), ignored=ignored)
+    return Prepared(body, id_, requests, dialect, with_logprobs=bool(body.logprobs))
 
 
 async def prepare_tokenize(body: TokenizeBody, request: Request, upstream: Upstream) -> inference_pb2.TokenizeRequest:
