@@ -20,6 +20,7 @@ from gateway.edge import Edge
 from gateway.error_replies import error_reply
 from gateway.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
 from gateway.generation import ROUTE_HEADERS
+from gateway.messages import routes as messages
 from gateway.metrics import Metrics
 from gateway.replies import ChatCompletionChunk, CompletionChunk
 from gateway.responses import routes as responses
@@ -44,6 +45,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app.state.limits = config.limits
     app.include_router(routes.router)
     app.include_router(responses.router)
+    app.include_router(messages.router)
     app.include_router(service_routes.router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

@@ -33,7 +33,8 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-def _string_or_list(value: Any) -> str | None:
+def string_or_list(value: Any) -> str | None:
+    """Which of the two a value is, for unions of them; None when it is neither."""
     if isinstance(value, str):
         return "string"
     return "list" if isinstance(value, list) else None
@@ -57,7 +58,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stop = Annotated[
     Annotated[StopString, Tag("string")] | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
     Discriminator(
-        _string_or_list,
+        string_or_list,
         custom_error_type="stop_type",
         custom_error_message="Input should be a string or a list of strings",
     ),
@@ -87,7 +88,7 @@ class TextPart(Body):
 Content = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
     Discriminator(
-        _string_or_list,
+        string_or_list,
         custom_error_type="content_type",
         custom_error_message="Input should be a string or a list of text parts",
     ),

@@ -69,6 +69,8 @@ def _object(field: str, text: str) -> dict[str, Any]:
     """A JSON object of the client's. Raises InvalidArgument."""
     try:
         value = json.loads(text, parse_constant=_refuse)
+        # Halves of a character can be written in JSON and nowhere else.
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or not _shallow(value, MAX_JSON_DEPTH):

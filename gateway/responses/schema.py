@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.schema import MAX_ID_LENGTH, MAX_TOOLS, Body, Count, FunctionName
+from gateway.schema import MAX_ID_LENGTH, MAX_TOOLS, Body, Count, FunctionName, string_or_list
 
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 
@@ -33,7 +33,7 @@ Part = Annotated[
 Content = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[Part], Field(min_length=1), Tag("list")],
     Discriminator(
-        lambda value: {str: "string", list: "list"}.get(type(value)),
+        string_or_list,
         custom_error_type="content_type",
         custom_error_message="Input should be a string or a list of text parts",
     ),
@@ -91,7 +91,7 @@ Item = Annotated[
 Input = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[Item], Field(min_length=1), Tag("list")],
     Discriminator(
-        lambda value: {str: "string", list: "list"}.get(type(value)),
+        string_or_list,
         custom_error_type="input_type",
         custom_error_message="Input should be a string or a list of items",
     ),

@@ -75,10 +75,22 @@ def test_nobody_comes_in_without_a_key(stack, method, path, headers):
     assert stack.fake.requests == stack.fake.calls == []
 
 
+MESSAGES = ["/v1/messages", "/v1/messages/count_tokens"]
+
+
+@pytest.mark.parametrize("path", MESSAGES)
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"x-api-key": "wrong"}], ids=str)
+def test_another_form_of_errors_is_guarded_as_well(stack, path, headers):
+    response = httpx.post(stack.url + path, json={**CHAT, "max_tokens": 5}, headers=headers)
+    assert response.status_code == 401
+    assert response.json()["error"]["type"] == "authentication_error"
+    assert stack.fake.requests == stack.fake.calls == []
+
+
 def test_the_list_of_routes_is_complete(stack):
     """A route that is not in the list above is not known to be guarded."""
     document = httpx.get(f"{stack.url}/openapi.json", headers=bearer("plain")).json()
-    known = {path for _, path in ROUTES} | {"/livez", "/health"}
+    known = {path for _, path in ROUTES} | {"/livez", "/health", *MESSAGES}
     assert {path.replace("{model}", MODEL) for path in document["paths"]} <= known
 
 

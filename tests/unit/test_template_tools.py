@@ -179,6 +179,8 @@ DEEP = '{"a":' * (MAX_JSON_DEPTH + 1) + "1" + "}" * (MAX_JSON_DEPTH + 1)
     [
         ({"template_kwargs": "[]"}, "chat.template_kwargs"),
         ({"template_kwargs": '{"a": NaN}'}, "chat.template_kwargs"),
+        ({"template_kwargs": '{"a": "\\ud800"}'}, "chat.template_kwargs"),
+        ({"tools": ['{"function": {"name": "\\udc00"}}']}, "chat.tools[0]"),
         ({"template_kwargs": DEEP}, "chat.template_kwargs"),
         ({"template_kwargs": '{"a":' * 100_000}, "chat.template_kwargs"),
         ({"tools": ["{"]}, "chat.tools[0]"),
