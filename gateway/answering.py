@@ -1,7 +1,7 @@
 """The one path from a prepared request to its answer, whichever API it came through; a Form says how it looks."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ from gateway.access.guard import key_use_of
 from gateway.caller import name_caller
 from gateway.dependencies import config_of
 from gateway.errors import invalid
-from gateway.generation import Ending, Generation
+from gateway.generation import Ending, Generation, Piece
 from gateway.logprobs import LogprobShaper, TokenLogprob
 from gateway.output_plan import output_plan
+from gateway.output_policy.filtered import filtered
 from gateway.output_reader import Delta, OutputReader
 from gateway.preparing import Prepared
 from gateway.schema import ChatBody, ignored_fields
@@ -75,6 +76,11 @@ async def answer(prepared: Prepared, form: Form, request: Request, upstream: Ups
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
     plan = output_plan(body, config_of(request), prepared.dialect.tool_format)
     key_use = key_use_of(request)
+    policy = None if key_use is None else key_use.policy
+    if policy is not None and prepared.with_logprobs:
+        raise invalid(
+            "logprobs", "logprobs cannot be had with this key: they would spell out what its outputs must not"
+        )
     name_caller(prepared.requests, request.headers, body, None if key_use is None else key_use.key)
     request.state.generation_id = prepared.id
     generation = upstream.generate(prepared.requests, param_names(body), streamed=bool(body.stream), key_use=key_use)
@@ -86,7 +92,8 @@ async def answer(prepared: Prepared, form: Form, request: Request, upstream: Ups
             if prepared.with_logprobs:
                 shaper = LogprobShaper(isinstance(body, ChatBody), generation.num_choices)
             readers = [OutputReader(plan) for _ in range(generation.num_choices)]
-            choices = [] if body.stream else await _collect(generation, prepared.echoes, shaper, readers)
+            pieces = generation.pieces() if policy is None else filtered(generation, policy)
+            choices = [] if body.stream else await _collect(pieces, prepared.echoes, shaper, readers)
     except BaseException:
         generation.close()
         raise
@@ -94,6 +101,7 @@ async def answer(prepared: Prepared, form: Form, request: Request, upstream: Ups
     if body.stream:
         return EventStream(
             generation,
+            pieces,
             form.writer(generation),
             headers=headers,
             readers=readers,
@@ -107,13 +115,13 @@ async def answer(prepared: Prepared, form: Form, request: Request, upstream: Ups
 
 
 async def _collect(
-    generation: Generation, echoes: Sequence[str], shaper: LogprobShaper | None, readers: Sequence[OutputReader]
+    pieces: AsyncIterator[Piece], echoes: Sequence[str], shaper: LogprobShaper | None, readers: Sequence[OutputReader]
 ) -> list[Choice]:
     """Every choice, complete."""
     tokens: list[list[TokenLogprob]] = [[] for _ in readers]
     deltas: list[list[Delta]] = [[] for _ in readers]
     endings: dict[int, Ending] = {}
-    async for piece in generation.pieces():
+    async for piece in pieces:
         reader = readers[piece.index]
         deltas[piece.index] += reader.push(piece.text)
         tokens[piece.index] += piece.tokens

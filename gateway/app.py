@@ -15,20 +15,25 @@ from starlette.responses import Response
 from gateway import routes, service_routes
 from gateway.access.guard import Guard, KeyRing
 from gateway.bodies import from_validation
-from gateway.config import GatewayConfig
+from gateway.config import ConfigError, GatewayConfig
 from gateway.edge import Edge
 from gateway.error_replies import error_reply
 from gateway.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
 from gateway.generation import ROUTE_HEADERS
 from gateway.messages import routes as messages
 from gateway.metrics import Metrics
+from gateway.output_policy.pattern import PatternError
 from gateway.replies import ChatCompletionChunk, CompletionChunk
 from gateway.responses import routes as responses
 from gateway.upstream import Upstream
 
 
 def create_app(config: GatewayConfig) -> FastAPI:
-    """The ASGI app. ``app.state.upstream`` is there while the lifespan runs."""
+    """The ASGI app. ``app.state.upstream`` is there while the lifespan runs.
+
+    Raises:
+        ConfigError: a key's output policy has a pattern that cannot be used.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -52,7 +57,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     # The last one added is the first one asked.
     if config.api_keys:
-        app.add_middleware(Guard, ring=KeyRing(config.api_keys))
+        app.add_middleware(Guard, ring=_key_ring(config))
     app.add_middleware(Edge, metrics=app.state.metrics, max_header_bytes=config.limits.max_header_bytes)
     if config.allowed_origins:
         app.add_middleware(
@@ -63,6 +68,13 @@ def create_app(config: GatewayConfig) -> FastAPI:
             expose_headers=["x-request-id", "retry-after", "x-quire-ignored-fields", *ROUTE_HEADERS],
         )
     return app
+
+
+def _key_ring(config: GatewayConfig) -> KeyRing:
+    try:
+        return KeyRing(config.api_keys)
+    except PatternError as error:
+        raise ConfigError(f"--api-keys-file has a banned pattern that cannot be used: {error}") from error
 
 
 class _App(FastAPI):

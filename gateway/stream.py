@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError, ClientGone, internal
-from gateway.generation import Ending, Generation
+from gateway.generation import Ending, Generation, Piece
 from gateway.logprobs import LogprobShaper
 from gateway.output_reader import Delta, OutputReader
 from gateway.replies import PromptTokensDetails, UsageReply
@@ -76,6 +76,7 @@ class EventStream(Response):
     def __init__(
         self,
         generation: Generation,
+        pieces: AsyncIterator[Piece],
         writer: EventWriter,
         *,
         headers: Mapping[str, str],
@@ -87,6 +88,7 @@ class EventStream(Response):
         """Takes a started generation.
 
         Args:
+            pieces: of it, to be sent.
             writer: of the events.
             headers: beside those that every stream has.
             readers: one for each choice.
@@ -99,6 +101,7 @@ class EventStream(Response):
         self.media_type = "text/event-stream"
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         self._generation = generation
+        self._pieces = pieces
         self._writer = writer
         self._readers = readers
         self._splits = splits
@@ -128,7 +131,7 @@ class EventStream(Response):
     async def _send_pieces(self, send: Send) -> None:
         writer = self._writer
         try:
-            async for piece in self._generation.pieces():
+            async for piece in self._pieces:
                 reader = self._readers[piece.index]
                 if piece.ending is not None:
                     deltas, ending = reader.finish(piece.ending)

@@ -15,6 +15,21 @@ class KeyFileError(ValueError):
 
 
 @dataclass(frozen=True)
+class OutputPolicy:
+    """What outputs must not be.
+
+    Attributes:
+        banned_patterns: regular expressions that must not match in them.
+        on_match: ``end`` ends the output before a match, ``redact`` puts a mark in its place.
+        max_chars: the longest output. None: no limit.
+    """
+
+    banned_patterns: tuple[str, ...] = ()
+    on_match: str = "end"
+    max_chars: int | None = None
+
+
+@dataclass(frozen=True)
 class ApiKey:
     """One key.
 
@@ -24,6 +39,7 @@ class ApiKey:
         priority_ceiling: the most urgent class that its requests may ask for; lower is more urgent. None: any.
         requests_per_minute, tokens_per_minute: in any minute; tokens are those of prompts and outputs. None: no limit.
         max_concurrent_requests: that wait or run. None: no limit.
+        output_policy: of its outputs. None: they may be anything.
     """
 
     sha256: bytes = field(repr=False)
@@ -32,6 +48,7 @@ class ApiKey:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent_requests: int | None = None
+    output_policy: OutputPolicy | None = None
 
 
 def digest_of(key: str) -> bytes:
@@ -77,7 +94,23 @@ def _key(entry: Any, where: str) -> ApiKey:
     ceiling = values.get("priority_ceiling", 0)
     if not (_is_int(ceiling) and -(2**31) <= ceiling < 2**31):
         raise KeyFileError(f"{where}.priority_ceiling must be a whole number of 32 bits")
+    if "output_policy" in values:
+        values["output_policy"] = _policy(values["output_policy"], f"{where}.output_policy")
     return ApiKey(**values)
+
+
+def _policy(entry: Any, where: str) -> OutputPolicy:
+    if not isinstance(entry, dict) or entry.keys() - {known.name for known in fields(OutputPolicy)}:
+        raise KeyFileError(f"{where} must be an object with banned_patterns, on_match and max_chars, or some of them")
+    patterns = entry.get("banned_patterns", [])
+    if not (isinstance(patterns, list) and all(isinstance(pattern, str) for pattern in patterns)):
+        raise KeyFileError(f"{where}.banned_patterns must be a list of texts")
+    policy = OutputPolicy(**{**entry, "banned_patterns": tuple(patterns)})
+    if policy.on_match not in ("end", "redact"):
+        raise KeyFileError(f"{where}.on_match must be end or redact")
+    if policy.max_chars is not None and not (_is_int(policy.max_chars) and policy.max_chars >= 1):
+        raise KeyFileError(f"{where}.max_chars must be a whole number of at least 1")
+    return policy
 
 
 def _is_int(value: Any) -> bool:

@@ -5,6 +5,7 @@ from collections import deque
 
 from gateway.access.key_file import ApiKey
 from gateway.errors import ApiError
+from gateway.output_policy.text_filter import CompiledPolicy
 
 MINUTE_S = 60
 
@@ -55,11 +56,16 @@ class KeyUse:
 
     Attributes:
         key: whose use it is.
+        policy: of its outputs, if it has one.
         running: requests that were admitted and did not end.
+
+    Raises:
+        PatternError: a pattern of the policy cannot be used.
     """
 
     def __init__(self, key: ApiKey) -> None:
         self.key = key
+        self.policy = None if key.output_policy is None else CompiledPolicy.of(key.output_policy)
         self.running = 0
         self._requests = None if key.requests_per_minute is None else MinuteWindow(key.requests_per_minute)
         self._tokens = None if key.tokens_per_minute is None else MinuteWindow(key.tokens_per_minute)

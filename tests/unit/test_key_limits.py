@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.access import guard
 from gateway.access.guard import KeyRing
-from gateway.access.key_file import ApiKey, KeyFileError, digest_of, read_keys
+from gateway.access.key_file import ApiKey, KeyFileError, OutputPolicy, digest_of, read_keys
 from gateway.access.limits import MINUTE_S, KeyUse, MinuteWindow
 from gateway.config import ConfigError, parse_args
 from gateway.errors import ApiError
@@ -129,11 +129,11 @@ def write(tmp_path, content):
 def test_a_file_of_keys(tmp_path):
     full = {
         "sha256": SECRET, "tenant": "t", "priority_ceiling": -3, "requests_per_minute": 1, "tokens_per_minute": 2,
-        "max_concurrent_requests": 3,
+        "max_concurrent_requests": 3, "output_policy": {"banned_patterns": ["a"], "on_match": "redact", "max_chars": 9},
     }  # fmt: skip
     other = {"sha256": hashlib.sha256(b"other").hexdigest().upper()}
     first, second = read_keys(write(tmp_path, {"keys": [full, other]}))
-    assert first == ApiKey(digest_of("secret"), "t", -3, 1, 2, 3)
+    assert first == ApiKey(digest_of("secret"), "t", -3, 1, 2, 3, OutputPolicy(("a",), "redact", 9))
     assert second == ApiKey(digest_of("other"))
     assert "sha256" not in repr(first)
 
@@ -154,6 +154,12 @@ def test_a_file_of_keys(tmp_path):
         ({"keys": [{"sha256": SECRET, "tokens_per_minute": "9"}]}, "tokens_per_minute must be"),
         ({"keys": [{"sha256": SECRET, "max_concurrent_requests": True}]}, "max_concurrent_requests must be"),
         ({"keys": [{"sha256": SECRET, "priority_ceiling": 1.5}]}, "priority_ceiling must be"),
+        ({"keys": [{"sha256": SECRET, "output_policy": []}]}, "output_policy must be an object"),
+        ({"keys": [{"sha256": SECRET, "output_policy": {"ban": []}}]}, "output_policy must be an object"),
+        ({"keys": [{"sha256": SECRET, "output_policy": {"banned_patterns": "a"}}]}, "must be a list of texts"),
+        ({"keys": [{"sha256": SECRET, "output_policy": {"banned_patterns": [1]}}]}, "must be a list of texts"),
+        ({"keys": [{"sha256": SECRET, "output_policy": {"on_match": "x"}}]}, "on_match must be end or redact"),
+        ({"keys": [{"sha256": SECRET, "output_policy": {"max_chars": 0}}]}, "max_chars must be"),
         ({"keys": [{"sha256": SECRET, "tenant": "x" * 257}]}, "tenant must be"),
     ],
 )
