@@ -2,10 +2,10 @@
 
     python -m benchmarks.routing.timed_workers --front http --workers 8 --scale 10 --cache-blocks 2000
 
-One process serves all of them, each on a port of its own, and prints the ports. Their clock runs ``--scale`` times
-as fast as the machine's, and a token on the wire stands for ``--factor`` tokens of the engine, so that neither arithmetic
-nor tokenizing is what a comparison measures. A sequence sends its first token when it has it, and all others at its end.
-When standard input ends, the process prints what it did.
+One process serves all of them, each on a port of its own, and prints the ports. Their clock runs ``--scale`` times as
+fast as the machine's, and a token on the wire stands for ``--factor`` tokens of the engine, so that a comparison does
+not measure arithmetic or tokenizing. A sequence sends its first token when it has it, and all others at its end. When
+standard input ends, the process prints what it did.
 """
 
 import argparse

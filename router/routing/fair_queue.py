@@ -2,7 +2,7 @@
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from router.routing.virtual_counters import VirtualCounters, cost
 from router.routing.waiting import Waiting
@@ -38,6 +38,11 @@ class FairQueue:
     def __contains__(self, entry: Waiting) -> bool:
         """Whether a request waits."""
         return entry in self._classes.get(entry.priority, {}).get(entry.tenant, ())
+
+    @property
+    def tenants(self) -> Set[str]:
+        """Those that have requests waiting."""
+        return self._counts.keys()
 
     def add(self, entry: Waiting) -> None:
         """A request waits from now on."""
