@@ -24,6 +24,7 @@ class RouterConfig:
     enable_worker_registration: bool = False
     host: str = "127.0.0.1"
     port: int = 50051
+    metrics_port: int | None = None
     served_model_name: tuple[str, ...] = ()
     tokenizer: Path | None = None
     chat_template: Path | None = None
@@ -66,6 +67,8 @@ class RouterConfig:
             raise ConfigError("--served-model-name has an empty name; leave the flag out for the model's own name")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 (any free port) to 65535")
+        if self.metrics_port is not None and not 1 <= self.metrics_port <= 65535:
+            raise ConfigError(f"--metrics-port is {self.metrics_port}; it must be 1 to 65535")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens", "tokenizer_threads", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
@@ -104,6 +107,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port", type=int, default=default.port, help="gRPC port; 0 takes a free one (default %(default)s)"
     )
+    group.add_argument(
+        "--metrics-port", type=int, default=default.metrics_port, metavar="PORT",
+        help="HTTP port for the router's metrics in Prometheus' text format (default: none)",
+    )  # fmt: skip
     group.add_argument(
         "--worker-urls", nargs="+", action="extend", default=[], metavar="HOST:PORT",
         help="the workers' gRPC addresses, separated by spaces or commas; they need not be there yet. "
