@@ -26,7 +26,7 @@ from router.routing.dispatcher import Dispatcher
 from router.routing.fair_queue import FairQueue
 from router.routing.policies import POLICIES
 from router.routing.prefix_index import PrefixIndex
-from router.routing.virtual_counters import VirtualCounters
+from router.routing.tenant_counters import TenantCounters
 from router.scheduler import Scheduler
 from router.server import InferenceServicer
 from router.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ class Router:
         self._readiness = asyncio.Event()
         self._fleet = Fleet(tokenizer.model_vocab_size, config.worker_timeout)
         self._discovery = Discovery(config.worker_urls, self._fleet.set_addresses)
-        index, counters = PrefixIndex(), VirtualCounters()
+        index, counters = PrefixIndex(), TenantCounters()
         order = FairQueue(counters)
         dispatcher = Dispatcher(index, order, POLICIES[config.policy]())
         view = FleetView(index, dispatcher, counters)

@@ -67,7 +67,11 @@ class RouterCollector(Collector):
 
 
 def serve_metrics(collector: RouterCollector, host: str, port: int) -> Callable[[], None]:
-    """Answers GET /metrics on a thread, until what it returns is called. Raises OSError when the port cannot be used."""
+    """Answers GET /metrics on a thread. Raises OSError when the port cannot be used.
+
+    Returns:
+        What ends it.
+    """
     registry = CollectorRegistry()
     registry.register(collector)
     server, thread = start_http_server(port, host, registry)

@@ -85,9 +85,9 @@ class WatchedRouter(OwnRouter):
         self._look(now)
 
     def _look(self, now: float) -> None:
-        if not {FEW, MANY} <= self.queue.tenants:
+        if not {FEW, MANY} <= self.queue.accounts:
             return
-        served = {tenant: self.queue.counters.of(tenant) for tenant in (FEW, MANY)}
+        served = {tenant: self.queue.counters.of_account(tenant) for tenant in (FEW, MANY)}
         if self._begun_at is None:
             self._begun_at, self._start = now, served
         gap = abs(served[FEW] - served[MANY])

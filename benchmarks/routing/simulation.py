@@ -16,8 +16,8 @@ from router.routing.dispatcher import Dispatcher
 from router.routing.fair_queue import FairQueue
 from router.routing.policies import POLICIES
 from router.routing.prefix_index import PrefixIndex
+from router.routing.tenant_counters import TenantCounters
 from router.routing.throughput import Throughput
-from router.routing.virtual_counters import VirtualCounters
 from router.routing.waiting import Waiting
 from router.routing.worker_view import WorkerView, level_rates
 
@@ -68,7 +68,7 @@ class OwnRouter:
 
     def __init__(self, policy: str, workers: Sequence[VirtualWorker], *, events: bool = True) -> None:
         index = PrefixIndex()
-        self.queue = FairQueue(VirtualCounters())
+        self.queue = FairQueue(TenantCounters())
         self._dispatcher = Dispatcher(index, self.queue, POLICIES[policy]())
         self._workers = workers
         self._events = events
