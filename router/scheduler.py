@@ -141,8 +141,10 @@ class Scheduler:
                 self._begin_patience(request)
             link = self._view.link(view)
             link.submit(choice, now)
-            if request.route is None:
+            if request.route is None or not request.begun.is_set():
                 request.route = Route(link.name, placed)
+            elif choice.index == 0:
+                request.route.move(link.name)
             generation = link.slots.generation(choice.slot)
             self._view.took(link, choice.slot, generation, placed, request.params.tenant, len(choice.token_ids))
         for entry in done.hopeless:

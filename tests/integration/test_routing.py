@@ -193,7 +193,22 @@ async def test_the_route_is_told_before_the_first_message_and_after_the_last(dem
         assert first["x-quire-cached-tokens"] == "3"
         assert first["x-quire-predicted-cached-tokens"] == "0"
         assert int(first["x-quire-queue-ms"]) >= 0
-        assert last == {**first, "x-quire-prefill-ms": last["x-quire-prefill-ms"]}
+        assert last == {**first, "x-quire-prefill-ms": last["x-quire-prefill-ms"], "x-quire-moves": "0"}
+
+
+async def test_a_request_that_moved_names_the_worker_that_ended_it(demo_tokenizer):
+    fakes = {name: FakeWorker(worker_id=name) for name in ("a", "b")}
+    async with fakes["a"], fakes["b"], running_router(demo_tokenizer, *fakes.values()) as client:
+        for fake in fakes.values():
+            fake.gate.clear()
+        call = client.call(stopping=up_to(6))
+        name = dict(await call.initial_metadata())["x-quire-worker"]
+        fakes[name].dies_at = 3
+        for fake in fakes.values():
+            fake.gate.set()
+        first, last = await metadata_of(call)
+        (other,) = fakes.keys() - {name}
+        assert (first["x-quire-worker"], last["x-quire-worker"], last["x-quire-moves"]) == (name, other, "1")
 
 
 async def test_tenants_take_turns_at_a_worker(demo_tokenizer):
