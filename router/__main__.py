@@ -115,8 +115,9 @@ class Router:
         self._recovery = Recovery(config.max_attempts, self._scheduler.put_back)
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
-            config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery
-        )
+            config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery,
+            config.max_unsent_bytes,
+        )  # fmt: skip
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)
         self._registry = RegistryServicer(self._fleet.set_addresses)

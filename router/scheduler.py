@@ -71,6 +71,15 @@ class Scheduler:
         # Cancelling frees nothing yet, but others may have waited behind this one.
         self.capacity_changed()
 
+    def resume(self, request: Request) -> None:
+        """What was taken to be sent is sent: paused choices of which nothing is left wait for a worker again."""
+        for choice in request.choices:
+            if choice.paused and choice.caught_up:
+                choice.paused = False
+                if not request.ended and not choice.end_if_complete():
+                    self.put_back(choice)
+                    self.capacity_changed()
+
     def explain(self, prompt: bytes, cache_salt: bytes, session_id: bytes) -> inference_pb2.ExplainResponse:
         """What would become of a prompt (packed ids) that came now."""
         self._view.refresh()

@@ -31,8 +31,6 @@ from protos.channel import SERVER_OPTIONS
 from protos.prefix import TOKEN_BYTES, block_hashes
 from tests.doubles.processes import free_port
 
-# On the wire.
-BLOCK = 16
 MODEL = "demo"
 FIRST_TOKEN = 1000  # an ordinary word in the demo model's vocabulary
 MAX_SEQS = 320
@@ -44,6 +42,7 @@ class TimedWorker:
 
     Args:
         number, speed: as a virtual worker's.
+        block_size: tokens a block, on the wire.
         factor: its tokens for one on the wire.
         scale: its seconds in one of the machine's.
 
@@ -52,8 +51,9 @@ class TimedWorker:
         late_s: by how much each event came late, in the machine's seconds.
     """
 
-    def __init__(self, number: int, speed: Speed, factor: int, scale: float) -> None:
-        self.engine = VirtualWorker(number, speed, BLOCK * factor, self._schedule)
+    def __init__(self, number: int, speed: Speed, block_size: int, factor: int, scale: float) -> None:
+        self.engine = VirtualWorker(number, speed, block_size * factor, self._schedule)
+        self.block_size = block_size
         self.factor = factor
         self.scale = scale
         self.heard: Progress = lambda admitted, first, ended: None
@@ -107,7 +107,8 @@ class HttpFront:
         output = body.get("max_tokens") or body.get("max_completion_tokens") or 1
         server: tuple[str, int] = request.scope["server"]
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-        job = self._workers[server[1]].submit(block_hashes(ids.tobytes(), BLOCK), len(words), output)
+        worker = self._workers[server[1]]
+        job = worker.submit(block_hashes(ids.tobytes(), worker.block_size), len(words), output)
         self._streams[id(job)] = pieces
 
         async def stream() -> AsyncIterator[bytes]:
@@ -152,7 +153,7 @@ class GrpcFront(worker_pb2_grpc.WorkerServicer):
         yield worker_pb2.WorkerMessage(
             hello=worker_pb2.Hello(
                 protocol_version=2, worker_id=f"worker-{engine.number}", epoch=self._epoch, model=MODEL,
-                manifest_hash=MODEL, vocab_size=49152, block_size=BLOCK, num_blocks=engine.num_blocks,
+                manifest_hash=MODEL, vocab_size=49152, block_size=self._worker.block_size, num_blocks=engine.num_blocks,
                 max_model_len=1 << 17, max_num_seqs=MAX_SEQS, max_slots=MAX_SEQS,
                 max_num_batched_tokens=engine.speed.budget // factor, enable_prefix_caching=True,
             )
@@ -172,7 +173,7 @@ class GrpcFront(worker_pb2_grpc.WorkerServicer):
             match message.WhichOneof("message"):
                 case "submit":
                     submit, prompt = message.submit, message.submit.prompt_token_ids
-                    names = block_hashes(prompt, BLOCK, submit.cache_salt)
+                    names = block_hashes(prompt, self._worker.block_size, submit.cache_salt)
                     job = self._worker.submit(names, len(prompt) // TOKEN_BYTES, submit.max_tokens)
                     self._slots[id(job)] = submit.slot, submit.generation
                 case "credit":
@@ -235,8 +236,11 @@ class GrpcFront(worker_pb2_grpc.WorkerServicer):
 
 async def serve(args: argparse.Namespace) -> None:
     """Serves until standard input ends."""
-    speed = Speed(cache_tokens=args.cache_blocks * BLOCK * args.factor)
-    workers = {free_port(): TimedWorker(number, speed, args.factor, args.scale) for number in range(args.workers)}
+    speed = Speed(cache_tokens=args.cache_blocks * args.block_size * args.factor)
+    workers = {
+        free_port(): TimedWorker(number, speed, args.block_size, args.factor, args.scale)
+        for number in range(args.workers)
+    }
     stops: list[Callable[[], Any]] = []
     tasks: list[asyncio.Task[None]] = []
     if args.front == "http":
@@ -278,8 +282,9 @@ def main() -> None:
     parser.add_argument("--front", choices=("http", "grpc"), required=True)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--scale", type=float, required=True, help="the engine's seconds in one of the machine's")
-    parser.add_argument("--factor", type=int, default=32, help="the engine's tokens for one on the wire")
-    parser.add_argument("--cache-blocks", type=int, required=True, help="of each worker, of 16 tokens on the wire")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens on the wire")
+    parser.add_argument("--factor", type=int, default=1, help="the engine's tokens for one on the wire")
+    parser.add_argument("--cache-blocks", type=int, required=True, help="of each worker")
     uvloop.run(serve(parser.parse_args()))
 
 
