@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class ErrorObject(BaseModel):
@@ -241,6 +241,12 @@ class StatusReply(BaseModel):
     """The reply of the probes."""
 
     status: Literal["ok"] = "ok"
+
+
+class LoadReply(BaseModel):
+    """The reply of GET /load: generating requests that wait or run in this gateway, by vLLM's name."""
+
+    server_load: int
 
 
 class VersionReply(BaseModel):

@@ -212,6 +212,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             max_model_len=limits.max_model_len if limits is not None and ready else 0,
             created=self._created,
             ready_workers=ready,
+            chat_template=_template_of(self._tokenizer),
         )
 
     @answers_errors
@@ -237,3 +238,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if limits is None or not self._fleet.ready_count:
             raise Unavailable("no worker is ready to run the model; try again shortly")
         return limits
+
+
+def _template_of(tokenizer: Tokenizer) -> inference_pb2.ChatTemplate | None:
+    template = tokenizer.chat_template
+    if template is None:
+        return None
+    return inference_pb2.ChatTemplate(
+        takes_tools=template.takes_tools,
+        tool_call_format=template.tool_call_format,
+        variables=sorted(template.variables),
+    )

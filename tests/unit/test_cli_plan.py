@@ -108,3 +108,16 @@ def test_no_proxy_stands_between_the_processes() -> None:
     assert environment["NO_PROXY"].split(",") == ["example.org", "127.0.0.1", "localhost", "::1"]
     assert "127.0.0.1" in environment["no_proxy"].split(",")
     assert environment["PYTHONPATH"].split(":")[-1] == "/extra"
+
+
+@pytest.mark.parametrize("flags", [["--api-key", "secret"], []])
+def test_where_clients_need_keys_grpc_stays_on_this_machine(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if not flags:
+        monkeypatch.setenv("QUIRE_API_KEY", "secret")
+    plan = make_plan(parse_args([*ANY_PORTS, "--host", "0.0.0.0", *flags]), Path("m.gguf"), {"PATH": "/bin"})
+    hosts = [process.args[process.args.index("--host") + 1] for process in (plan.router, plan.gateway)]
+    assert hosts == ["127.0.0.1", "0.0.0.0"]
+    assert ("--api-key" in plan.gateway.args) == bool(flags)
+    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    plan = make_plan(parse_args([*ANY_PORTS, "--host", "0.0.0.0"]), Path("m.gguf"), {"PATH": "/bin"})
+    assert plan.router.args[plan.router.args.index("--host") + 1] == "0.0.0.0"
