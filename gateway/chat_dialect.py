@@ -11,8 +11,6 @@ from typing import Any
 from gateway.schema import ChatBody, TokenizeBody
 from protos import inference_pb2
 
-NO_TEMPLATE = inference_pb2.ChatTemplate()
-
 
 @dataclass(frozen=True)
 class Dialect:

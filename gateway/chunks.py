@@ -48,9 +48,20 @@ class Chunks:
     """The events of one request; all have its id, time (seconds since 1970) and model."""
 
     def __init__(
-        self, shape: Shape, *, id: str, created: int, model: str, num_choices: int, include_usage: bool
+        self,
+        shape: Shape,
+        *,
+        id: str,
+        created: int,
+        model: str,
+        num_choices: int,
+        include_usage: bool,
+        service_tier: str | None = None,
     ) -> None:
-        common = _encode({"id": id, "object": shape.object, "created": created, "model": model})[:-1]
+        fields = {"id": id, "object": shape.object, "created": created, "model": model}
+        if service_tier is not None and shape is CHAT:
+            fields["service_tier"] = service_tier
+        common = _encode(fields)[:-1]
         self._shape = shape
         self._include_usage = include_usage
         self._head = f"data: {common},"

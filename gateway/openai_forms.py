@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gateway.answering import Choice
 from gateway.chunks import CHAT, COMPLETION, Chunks, Shape
 from gateway.generation import Generation
+from gateway.preparing import Prepared
 from gateway.replies import (
     AssistantMessage,
     CalledFunction,
@@ -18,25 +19,24 @@ from gateway.replies import (
     TextLogprobs,
     ToolCall,
 )
-from gateway.schema import GenerateBody
 from gateway.stream import usage_of
 
 
 @dataclass(frozen=True)
 class _OpenAiForm:
-    id: str
-    body: GenerateBody
+    prepared: Prepared
     # Seconds since 1970.
     created: int = field(default_factory=lambda: int(time.time()))
 
     def _chunks(self, shape: Shape, generation: Generation) -> Chunks:
         return Chunks(
             shape,
-            id=self.id,
+            id=self.prepared.id,
             created=self.created,
-            model=self.body.model,
+            model=self.prepared.body.model,
             num_choices=generation.num_choices,
-            include_usage=self.body.include_usage(),
+            include_usage=self.prepared.body.include_usage(),
+            service_tier=self.prepared.tier(),
         )
 
 
@@ -56,7 +56,12 @@ class ChatForm(_OpenAiForm):
             for index, choice in enumerate(choices)
         ]
         return ChatCompletion(
-            id=self.id, created=self.created, model=self.body.model, choices=messages, usage=usage_of(generation)
+            id=self.prepared.id,
+            created=self.created,
+            model=self.prepared.body.model,
+            choices=messages,
+            usage=usage_of(generation),
+            service_tier=self.prepared.tier(),
         )
 
     def writer(self, generation: Generation) -> Chunks:
@@ -80,7 +85,11 @@ class CompletionForm(_OpenAiForm):
             for index, choice in enumerate(choices)
         ]
         return Completion(
-            id=self.id, created=self.created, model=self.body.model, choices=texts, usage=usage_of(generation)
+            id=self.prepared.id,
+            created=self.created,
+            model=self.prepared.body.model,
+            choices=texts,
+            usage=usage_of(generation),
         )
 
     def writer(self, generation: Generation) -> Chunks:

@@ -115,6 +115,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageReply
+    service_tier: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class TextChoice(BaseModel):
@@ -180,6 +181,7 @@ class ChatCompletionChunk(BaseModel):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    service_tier: str | None = None
     choices: list[ChatChunkChoice]
     usage: UsageReply | None = None
 

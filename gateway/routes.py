@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from gateway.answering import answer
 from gateway.bodies import JsonRoute
-from gateway.dependencies import ERRORS, FromUpstream, config_of, replies
+from gateway.dependencies import ERRORS, FromUpstream, replies
 from gateway.openai_forms import ChatForm, CompletionForm
-from gateway.preparing import Prepared, prepare_chat, prepare_tokenize
+from gateway.preparing import prepare_chat, prepare_completion, prepare_tokenize
 from gateway.replies import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -24,10 +24,7 @@ from gateway.replies import (
     TokenizeReply,
 )
 from gateway.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from gateway.size_check import check_sizes
-from gateway.translate import completion_requests, param_names
-from gateway.unsupported import refuse_unsupported
-from gateway.upstream import Upstream
+from gateway.translate import param_names
 from protos import inference_pb2
 
 router = APIRouter(route_class=JsonRoute, responses=ERRORS)
@@ -45,19 +42,15 @@ async def chat_completions(body: ChatBody, request: Request, upstream: FromUpstr
     """Answers a conversation."""
     id_ = f"chatcmpl-{uuid.uuid4().hex}"
     prepared = await prepare_chat(body, id_, request, upstream)
-    return await answer(prepared, ChatForm(id_, body), request, upstream)
+    return await answer(prepared, ChatForm(prepared), request, upstream)
 
 
 @router.post("/v1/completions", responses=_replies(Completion, CompletionChunk))
 async def completions(body: CompletionBody, request: Request, upstream: FromUpstream) -> Response:
     """Continues one or several prompts."""
-    check_sizes(body, config_of(request).limits)
-    refuse_unsupported(body)
     id_ = f"cmpl-{uuid.uuid4().hex}"
-    requests = completion_requests(body, id_)
-    echoes = await _echoes(requests, body.n or 1, upstream) if body.echo else []
-    prepared = Prepared(body, id_, requests, echoes=echoes, with_logprobs=body.logprobs is not None)
-    return await answer(prepared, CompletionForm(id_, body), request, upstream)
+    prepared = await prepare_completion(body, id_, request, upstream)
+    return await answer(prepared, CompletionForm(prepared), request, upstream)
 
 
 @router.get("/v1/models")
@@ -86,18 +79,6 @@ async def detokenize(body: DetokenizeBody, upstream: FromUpstream) -> Detokenize
     """The text of token ids."""
     request = inference_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens)
     return DetokenizeReply(prompt=(await upstream.detokenize(request, param_names(body))).text)
-
-
-async def _echoes(requests: list[inference_pb2.GenerateRequest], n: int, upstream: Upstream) -> list[str]:
-    """The prompts' texts, one for each choice."""
-    texts = []
-    for request in requests:
-        text = request.text
-        if request.WhichOneof("prompt") == "token_ids":
-            ids = inference_pb2.DetokenizeRequest(model=request.model, token_ids=request.token_ids.ids)
-            text = (await upstream.detokenize(ids, lambda field: "prompt")).text
-        texts += [text] * n
-    return texts
 
 
 def _model(model: inference_pb2.Model) -> ModelReply:

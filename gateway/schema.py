@@ -243,6 +243,8 @@ class GenerateBody(Body):
     min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     skip_reading_prefix_cache: bool | None = None
+    # flex, priority and others; ``service_tier`` says what they are here.
+    service_tier: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     user: str | None = None
     prompt_cache_key: str | None = None

@@ -215,18 +215,20 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "max_model_len", "created", "ready_workers", "chat_template")
+    __slots__ = ("name", "max_model_len", "created", "ready_workers", "chat_template", "takes_priorities")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     READY_WORKERS_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     max_model_len: int
     created: int
     ready_workers: int
     chat_template: ChatTemplate
-    def __init__(self, name: _Optional[str] = ..., max_model_len: _Optional[int] = ..., created: _Optional[int] = ..., ready_workers: _Optional[int] = ..., chat_template: _Optional[_Union[ChatTemplate, _Mapping]] = ...) -> None: ...
+    takes_priorities: bool
+    def __init__(self, name: _Optional[str] = ..., max_model_len: _Optional[int] = ..., created: _Optional[int] = ..., ready_workers: _Optional[int] = ..., chat_template: _Optional[_Union[ChatTemplate, _Mapping]] = ..., takes_priorities: _Optional[bool] = ...) -> None: ...
 
 class ChatTemplate(_message.Message):
     __slots__ = ("takes_tools", "tool_call_format", "variables")

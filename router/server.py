@@ -212,6 +212,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             max_model_len=limits.max_model_len if limits is not None and ready else 0,
             created=self._created,
             ready_workers=ready,
+            takes_priorities=limits is not None and limits.takes_priorities,
             chat_template=_template_of(self._tokenizer),
         )
 

@@ -35,7 +35,7 @@ async def messages(body: MessagesBody, request: Request, upstream: FromUpstream)
     id_ = f"msg_{uuid.uuid4().hex}"
     with _naming():
         prepared = await prepare_chat(chat_body(body), id_, request, upstream)
-        prepared = replace(prepared, ignored=list(ignored(body)), name_of=name_of)
+        prepared = replace(prepared, ignored=[*prepared.ignored, *ignored(body)], name_of=name_of)
         return await answer(prepared, MessageForm(id_, body.model), request, upstream)
 
 

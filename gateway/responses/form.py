@@ -9,6 +9,7 @@ from gateway.answering import Choice
 from gateway.errors import ApiError
 from gateway.generation import Ending, Generation
 from gateway.output_reader import Delta
+from gateway.preparing import Prepared
 from gateway.replies import UsageReply
 from gateway.responses.items import Event, Items, Status
 from gateway.responses.replies import ResponseReply
@@ -22,8 +23,9 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class ResponseForm:
     """The form of one response, which has one choice."""
 
-    def __init__(self, id_: str, body: ResponsesBody) -> None:
-        self._constant = _constant(id_, body)
+    def __init__(self, prepared: Prepared, body: ResponsesBody) -> None:
+        self._prepared = prepared
+        self._constant = _constant(prepared.id, body)
 
     def whole(self, choices: Sequence[Choice], generation: Generation) -> ResponseReply:
         """The complete response."""
@@ -56,6 +58,7 @@ class ResponseForm:
         reason = None if ending is None else _REASONS.get(ending.reason)
         return {
             **self._constant,
+            "service_tier": self._prepared.tier() or "default",
             "status": "failed" if error is not None else status,
             "completed_at": completed_at if status == "completed" else None,
             "error": error,

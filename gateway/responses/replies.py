@@ -34,6 +34,7 @@ class ResponseReply(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, str | None]
+    service_tier: str
     store: Literal[False]
     temperature: float
     text: dict[str, Any]

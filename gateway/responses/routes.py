@@ -27,5 +27,5 @@ async def responses(body: ResponsesBody, request: Request, upstream: FromUpstrea
     translation = translated(body)
     with translation.naming():
         prepared = await prepare_chat(translation.chat, id_, request, upstream)
-        prepared = replace(prepared, ignored=translation.ignored, name_of=translation.name_of)
-        return await answer(prepared, ResponseForm(id_, body), request, upstream)
+        prepared = replace(prepared, ignored=[*prepared.ignored, *translation.ignored], name_of=translation.name_of)
+        return await answer(prepared, ResponseForm(prepared, body), request, upstream)

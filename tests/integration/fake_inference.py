@@ -77,6 +77,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     cached_tokens: int = 0
     # What the model's chat template acts on.
     chat_template: inference_pb2.ChatTemplate | None = None
+    takes_priorities: bool = False
     stop_string: str = ""
     # Metadata before Started, and with the status.
     route: tuple[tuple[str, str], ...] = ()
@@ -193,6 +194,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             created=1_700_000_000,
             ready_workers=1,
             chat_template=self.chat_template,
+            takes_priorities=self.takes_priorities,
         )
 
 

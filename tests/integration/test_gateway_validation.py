@@ -299,7 +299,7 @@ def test_harmless_values_and_fields_without_effect_are_accepted(client, fake):
     assert response.status_code == 200
     assert "x-quire-ignored-fields" not in response.headers
     ignored = {
-        "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+        "metadata": {"a": "b"}, "store": False,
         "safety_identifier": "s", "x_invented": {"a": 1},
     }  # fmt: skip
     response = chat(client, **ignored, verbosity=None, **{"bad\r\nname": 1})

@@ -44,6 +44,7 @@ async def test_urgent_requests_go_first_where_workers_take_priorities(demo_token
         FakeWorker(max_slots=1, takes_priorities=True) as worker,
         running_router(demo_tokenizer, worker) as client,
     ):
+        assert (await client.model()).takes_priorities
         worker.gate.clear()
         tasks = []
         for number, priority in enumerate((0, 7, 0, -2)):
@@ -60,6 +61,7 @@ async def test_urgent_requests_go_first_where_workers_take_priorities(demo_token
 
 async def test_a_priority_is_refused_where_workers_take_none(demo_tokenizer):
     async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
+        assert not (await client.model()).takes_priorities
         failed = await failure(client.generate(priority=1))
         assert (failed.code, failed.field) == (grpc.StatusCode.INVALID_ARGUMENT, "priority")
         assert "--scheduling-policy priority" in failed.message
