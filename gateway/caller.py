@@ -16,11 +16,11 @@ SESSION_HEADER = "x-quire-session"
 def name_caller(
     requests: list[inference_pb2.GenerateRequest], headers: Headers, body: GenerateBody, key: ApiKey | None = None
 ) -> None:
-    """Fills in the tenant, the session, and the class that the key's requests have at best.
+    """Fills in the tenant, within it the body's ``user``, the session, and the class that the key's requests have at
+    best.
 
-    The tenant is the key's, else what the API key and the body's ``user`` are together. The session is what the header
-    ``x-quire-session`` says, else the body's ``prompt_cache_key``. Only digests go on: neither keys nor names of users
-    are anyone else's business.
+    The tenant is that of the key, or stands for the key. The session is what the header ``x-quire-session`` says, else
+    the body's ``prompt_cache_key``. Only digests go on: neither keys nor names of users are anyone else's business.
 
     Raises:
         ApiError (400): the body asks for a more urgent class than the key may have.
@@ -28,8 +28,9 @@ def name_caller(
     if key is not None and key.priority_ceiling is not None:
         for request in requests:
             request.priority = _bounded(request.priority, body.priority is not None, key.priority_ceiling)
-    tenant = key.tenant if key is not None else ""
-    tenant = tenant or _digest(presented_key(headers), body.user or "")
+    account = (key.tenant if key is not None else "") or _digest(presented_key(headers))
+    user = _digest(body.user or "")
+    tenant = f"{account}/{user}" if user else account
     session = _digest(headers.get(SESSION_HEADER) or body.prompt_cache_key or "")
     for request in requests:
         request.tenant, request.session_id = tenant, session
@@ -41,8 +42,6 @@ def _bounded(priority: int, is_asked_for: bool, ceiling: int) -> int:
     return max(priority, ceiling)
 
 
-def _digest(*parts: str) -> str:
-    """Sixteen characters that stand for some texts; empty when all of them are."""
-    if not any(parts):
-        return ""
-    return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+def _digest(text: str) -> str:
+    """Sixteen characters that stand for a text; empty when it is."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() if text else ""

@@ -27,7 +27,7 @@ _MAX_QUEUED_EVENTS = 64
 # The router's metadata that clients get as headers. A stream's headers are sent before the last one is known.
 ROUTE_HEADERS = (
     "x-quire-worker", "x-quire-reason", "x-quire-predicted-cached-tokens", "x-quire-cached-tokens", "x-quire-queue-ms",
-    "x-quire-prefill-ms",
+    "x-quire-prefill-ms", "x-quire-moves",
 )  # fmt: skip
 
 _REASONS: dict[int, FinishReason] = {

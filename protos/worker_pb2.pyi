@@ -221,7 +221,7 @@ class Rejected(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[Rejected.Reason, str]] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "queued_prefill_tokens", "free_blocks", "cached_blocks", "num_preemptions", "prefill_tokens", "busy_us")
+    __slots__ = ("running", "waiting", "queued_prefill_tokens", "free_blocks", "cached_blocks", "num_preemptions", "prefill_tokens", "busy_us", "draft_tokens", "accepted_tokens")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,8 @@ class Load(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     queued_prefill_tokens: int
@@ -238,7 +240,9 @@ class Load(_message.Message):
     num_preemptions: int
     prefill_tokens: int
     busy_us: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., busy_us: _Optional[int] = ...) -> None: ...
+    draft_tokens: int
+    accepted_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., busy_us: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class SubscribeKvEvents(_message.Message):
     __slots__ = ()

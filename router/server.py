@@ -44,6 +44,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         fleet: its workers.
         scheduler: takes requests from here on.
         recovery: knows which prompts are kept from workers.
+        max_unsent_bytes: of a stream, about; a client that is further behind has its stream paused.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         fleet: Fleet,
         scheduler: Scheduler,
         recovery: Recovery,
+        max_unsent_bytes: int,
     ) -> None:
         self._names = names
         self._tokenizer = tokenizer
         self._fleet = fleet
         self._scheduler = scheduler
         self._recovery = recovery
+        self._max_unsent_bytes = max_unsent_bytes
         self._encoder = encoder
         self._created = int(time.time())
         self._running: dict[str, Request] = {}
@@ -94,7 +97,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         loop = asyncio.get_running_loop()
         time_left = context.time_remaining()
         deadline = None if time_left is None else loop.time() + time_left
-        request = Request(request_id, params, deadline)
+        request = Request(request_id, params, deadline, self._max_unsent_bytes)
         timer = None
         if deadline is not None:
             timer = loop.call_at(deadline, request.fail, DeadlineExceeded("the deadline passed"))
@@ -137,6 +140,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             request.changed.clear()
             for response in request.take_unsent():
                 await context.write(response)
+            self._scheduler.resume(request)
             if request.failure is not None:
                 raise request.failure
             if request.ended and not request.changed.is_set():

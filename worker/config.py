@@ -4,6 +4,8 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.speculation.config import SpeculativeConfig, parse_speculative_config
+
 PROG = "quire worker"
 SCHEDULING_POLICIES = ("fcfs", "priority")
 QUANTIZATIONS = ("fp8", "awq")
@@ -43,6 +45,7 @@ class WorkerConfig:
     seed: int = 0
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    speculative_config: SpeculativeConfig | None = None
     register: str = ""
     advertise: str = ""
     shutdown_timeout: float = 30.0
@@ -52,7 +55,13 @@ class WorkerConfig:
     def from_args(cls, args: argparse.Namespace) -> "WorkerConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible or not supported."""
         _refuse_unsupported(args)
-        config = cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
+        values = {name: getattr(args, name) for name in cls.__dataclass_fields__}
+        if args.speculative_config is not None:
+            try:
+                values["speculative_config"] = parse_speculative_config(args.speculative_config)
+            except ValueError as error:
+                raise ConfigError(f"--speculative-config: {error}") from error
+        config = cls(**values)
         config.check()
         return config
 
@@ -193,6 +202,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
     group.add_argument(
         "--enforce-eager", action="store_true",
         help="launch the operations of each step one by one, without CUDA graphs: slower, starts sooner",
+    )  # fmt: skip
+    group.add_argument(
+        "--speculative-config", metavar="JSON",
+        help='drafts several tokens of each sequence and verifies them in one step, say {"method": "ngram", '
+        '"num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}, which copies what followed the '
+        "same tokens before; output does not change (default: none)",
     )  # fmt: skip
     group = parser.add_argument_group("worker: KV cache")
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (default %(default)s)")

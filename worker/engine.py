@@ -102,13 +102,21 @@ class Engine:
         Where grammars are followed, the next step is launched up to its logits, and sampled once the one before it is
         settled: only then the masks can be known. The device computes logits meanwhile.
 
+        Steps with drafts are not overlapped: how many tokens they come to, and so where the next one begins, is known
+        once they are settled, and drafts themselves follow from known tokens. While no sequence may get drafts, steps
+        overlap as without speculation.
+
         Returns:
             What the settled step sampled and what ended meanwhile; empty when nothing could run.
         """
         self._expire()
+        in_flight = None if self._in_flight is None else self._in_flight[0]
+        early = None
+        if in_flight is not None and (in_flight.drafts or self.scheduler.speculates):
+            early = self._settle()
         plan = self.scheduler.plan()
         launched = None if plan is None else self._runner.launch(plan)
-        output = self._settle()
+        output = self._settle() if early is None else early
         if plan is not None and launched is not None:
             if plan.constrained:
                 launched.sample(self._make_masks(plan))

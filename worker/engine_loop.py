@@ -131,6 +131,7 @@ class EngineLoop:
 
     def _load(self) -> worker_pb2.Load:
         scheduler = self._engine.scheduler
+        speculator = scheduler.speculator
         return worker_pb2.Load(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -140,4 +141,6 @@ class EngineLoop:
             num_preemptions=scheduler.num_preemptions,
             prefill_tokens=scheduler.num_prefill_tokens,
             busy_us=int(self.clock.busy * 1e6),
+            draft_tokens=0 if speculator is None else speculator.num_draft_tokens,
+            accepted_tokens=0 if speculator is None else speculator.num_accepted_tokens,
         )

@@ -11,7 +11,7 @@ import torch
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, GpuLayout
 from kernels.gpu.step_columns import token_columns, update_tables
 from worker.step_input import StepInput
-from worker.step_plan import StepPlan
+from worker.step_plan import StepPlan, sample_tokens
 
 Column = np.ndarray | list[int]
 
@@ -49,12 +49,11 @@ class GpuInputBuilder:
             for begin in range(0, plan.counts[place], PREFILL_TILE)
         ]
         prefill_tiles = np.array(tiles, np.int32).reshape(-1, 2).T
-        samples = np.array(plan.samples, np.int32)
         places, blocks = self._new_blocks(plan)
         columns: list[Column] = [
             *(self._token_ids(plan), np.repeat(rows, counts), positions, rows, contexts, query_starts),
             *(_tile_starts(contexts[:num_decodes]), prefill_tiles.ravel(), places, blocks),
-            *(query_starts[samples + 1] - 1, rows[samples]),
+            *(sample_tokens(plan), rows[plan.samples]),
         ]
         ids, token_rows, position, row, context, starts_, decode_tiles, prefill, place, block, *sample = _send(
             columns, self.device
@@ -73,8 +72,8 @@ class GpuInputBuilder:
             query_starts=starts_,
             prefill_tiles=prefill.view(2, -1),
         )
-        sample_tokens, sample_rows = (column.long() for column in sample)
-        return StepInput(token_ids, positions_, layout, sample_tokens, sample_rows)
+        sampled_tokens, sample_rows = (column.long() for column in sample)
+        return StepInput(token_ids, positions_, layout, sampled_tokens, sample_rows)
 
     def decode_columns(self, plan: StepPlan, places: int) -> np.ndarray:
         """The step, of single tokens only, as ``decode_input`` reads it: ``decode_size(places)`` integers."""

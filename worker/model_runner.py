@@ -17,7 +17,7 @@ from worker.kv_cache import KVCache
 from worker.models import CausalLM
 from worker.sequence import TokenLogprobs
 from worker.step_input import InputBuilder, build_adjustments, build_bitmask, build_sampling
-from worker.step_plan import PromptRow, Sampled, StepPlan, prompt_logit_pieces
+from worker.step_plan import PromptRow, Sampled, StepPlan, assumed_tokens, prompt_logit_pieces
 from worker.token_history import TokenHistory
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class ModelRunner:
             rows = step.sample_rows
             if plan.samples:
                 logits = self.model.logits(hidden.index_select(0, step.sample_tokens))
+        self.history.count_known(plan.verified)
         self.history.begin(plan.histories)
         if plan.constrained:
             result.go_on = lambda bitmask: self._finish(
@@ -84,7 +85,11 @@ class ModelRunner:
     def _finish(
         self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor, mask: TokenBitmask | None, result: "StepResult"
     ) -> None:
-        """Samples, and keeps the ids for the next step."""
+        """Samples, and keeps the ids for the next step.
+
+        Of a row with drafts, any of its ids is kept: which one counts the host says, and its next step begins with
+        a token that the host knows.
+        """
         ids = self._sample(plan, logits, mask, result)
         self.inputs.last_tokens.index_copy_(0, rows, ids)
         self._record(result)
@@ -99,11 +104,12 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Samples an id for each row, [samples] int64, and sends what the host is to know on its way."""
         rows = [plan.rows[index] for index in plan.samples]
-        penalties = self.history.penalties(plan.sampling, rows)
+        drafted = assumed_tokens(plan)
+        penalties = self.history.penalties(plan.sampling, rows, drafted)
         rules = build_adjustments(plan.sampling, plan.banned, penalties, mask, self.device)
         adjusted = logits if rules is None else adjust_logits(logits, rules)
         ids = sample(adjusted, build_sampling(plan.sampling, plan.output_indices, self.device))
-        self.history.count(plan.sampling, rows, ids)
+        self.history.count(plan.sampling, rows, ids, drafted)
         result.ids = _to_host(ids)
         top_counts = {
             place: params.logprobs for place, params in enumerate(plan.sampling) if params.logprobs is not None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from protos.prefix import extend_chain
 from worker.block_pool import BlockPool
 from worker.sequence import FinishReason, Sequence, SequenceStatus
+from worker.speculation.speculator import Speculator
 from worker.step_plan import History, PromptRow, Sampled, StepOutput, StepPlan
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 # A global is found in half the time of an enum's member.
 _RUNNING, _FINISHED = SequenceStatus.RUNNING, SequenceStatus.FINISHED
 _TURN = attrgetter("turn")
+# Samples that a step with drafts may have even if fewer sequences run: each takes as many floats as the vocabulary has
+# tokens.
+_SAMPLES_AT_ONCE = 64
 
 
 class Scheduler:
@@ -39,6 +43,7 @@ class Scheduler:
         max_num_batched_tokens: most tokens in a step, at least ``max_num_seqs``.
         long_prefill_token_threshold: most prompt tokens of one sequence in a step; 0 is no limit.
         max_num_prefill_tokens_with_decodes: most prompt tokens in a step in which sequences decode; 0 is no limit.
+        speculator: drafts tokens for decoding sequences; None decodes one token a step.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         long_prefill_token_threshold: int = 0,
         max_num_prefill_tokens_with_decodes: int = 0,
+        speculator: Speculator | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
@@ -61,6 +67,8 @@ class Scheduler:
         self.num_preemptions = 0
         # Prompt tokens planned since the start, those computed anew after a preemption included.
         self.num_prefill_tokens = 0
+        self.speculator = speculator
+        self._verified: list[tuple[int, list[int]]] = []  # for the next plan, see there
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._arrivals = 0
         self._step = 0
@@ -73,6 +81,12 @@ class Scheduler:
     def queued_prefill_tokens(self) -> int:
         """Tokens that must be computed before every sequence decodes."""
         return sum(max(0, seq.total_len - seq.num_computed - 1) for seq in (*self.running, *self.waiting))
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a sequence may get drafts in the next step, once its tokens are known."""
+        wants = None if self.speculator is None else self.speculator.wants
+        return wants is not None and any(seq.total_len - seq.num_computed == 1 and wants(seq) for seq in self.running)
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence."""
@@ -88,7 +102,8 @@ class Scheduler:
         return True
 
     def plan(self) -> StepPlan | None:
-        """Composes the next step: decodes, then prompts in progress, then new sequences, within the token budget.
+        """Composes the next step: decodes, then prompts in progress, then new sequences, within the token budget, and
+        drafts with what is left of it.
 
         Returns:
             The plan, or None when nothing can be computed now.
@@ -119,11 +134,19 @@ class Scheduler:
             return None
         self._step += 1
         plan = StepPlan(self._step, admitted=admitted)
+        drafts = {} if self.speculator is None else self._plan_drafts(self.speculator, decodes, chunks)
+        if drafts:
+            decodes = [seq for seq in decodes if seq not in drafts]
         self._write_decodes(plan, decodes)
-        for single in (True, False):
-            for seq, count in chunks:
-                if (count == 1) == single:
-                    self._write_chunk(plan, seq, count)
+        for seq, count in chunks:
+            if count == 1:
+                self._write_chunk(plan, seq, count)
+        for seq, guesses in drafts.items():
+            self._write_drafts(plan, seq, guesses)
+        for seq, count in chunks:
+            if count > 1:
+                self._write_chunk(plan, seq, count)
+        plan.verified, self._verified = self._verified, []
         self._write_started(plan, started)
         return plan
 
@@ -140,16 +163,21 @@ class Scheduler:
             if not seq.finished:
                 output.prompt_logprobs.append((seq, wanted.first, rows))
         sequences, emitted, logprobs = plan.sequences, output.tokens, sampled.logprobs
+        drafts = plan.drafts
+        dropped = self._verify(plan, sampled.ids) if drafts else ()
         for place, (index, token_id) in enumerate(zip(plan.samples, sampled.ids, strict=True)):
             # Once for each running sequence in each step, as in ``_plan_decodes``: no properties, no calls.
             seq = sequences[index]
-            if seq.status is _FINISHED:
+            if seq.status is _FINISHED or place in dropped:
                 continue
             tokens = seq.tokens
             num_output = len(tokens) - seq.output_start
             if logprobs and (found := logprobs[place]) is not None:
                 output.logprobs.append((seq, num_output, [found]))
-            emitted.append((seq, num_output, [token_id]))
+            if drafts and emitted and emitted[-1][0] is seq:
+                emitted[-1][2].append(token_id)
+            else:
+                emitted.append((seq, num_output, [token_id]))
             tokens.append(token_id)
             seq.num_pending -= 1
             if token_id in seq.stop_token_ids:
@@ -162,6 +190,11 @@ class Scheduler:
             else:
                 continue
             output.finished.append(seq)
+        for first in drafts:
+            # It may have filled a block in the middle of a step, which decoding does at a step's end only.
+            seq = sequences[plan.samples[first]]
+            if seq.status is _RUNNING and seq.num_computed // self.block_size > seq.num_committed:
+                self._commit(seq)
         return output
 
     def _follow(self, seq: Sequence, automaton: "Automaton", token_id: int) -> bool:
@@ -264,6 +297,36 @@ class Scheduler:
         chunks.append((seq, count))
         return count
 
+    def _plan_drafts(
+        self, speculator: Speculator, decodes: list[Sequence], chunks: list[tuple[Sequence, int]]
+    ) -> dict[Sequence, list[int]]:
+        """Gives decoding sequences drafts, within what tokens and blocks the step leaves: nobody is preempted for them.
+
+        A block that a sequence holds for drafts that turn out wrong stays with it; it is the next one that it needs.
+        """
+        tokens = self.max_num_batched_tokens - len(decodes) - sum(count for _, count in chunks)
+        samples = max(self.max_num_seqs, _SAMPLES_AT_ONCE) - len(decodes) - len(chunks)
+        planned: dict[Sequence, list[int]] = {}
+        for seq, drafts in speculator.propose(decodes, min(tokens, samples)):
+            length = seq.num_computed
+            missing = self._blocks_for(length + len(drafts)) - len(seq.blocks)
+            if missing > 0:
+                seq.blocks += self.pool.allocate(min(missing, self.pool.num_available))
+            if fitting := drafts[: len(seq.blocks) * self.block_size - length]:
+                planned[seq] = fitting
+        return planned
+
+    def _verify(self, plan: StepPlan, ids: list[int]) -> set[int]:
+        """Accepts what drafts of a step were right, and returns the samples that follow wrong ones."""
+        assert self.speculator is not None
+        dropped = self.speculator.verify(plan, ids)
+        for first, drafts in plan.drafts.items():
+            index = plan.samples[first]
+            if plan.sequences[index].sampling.has_penalties:
+                places = range(first, first + len(drafts) + 1)
+                self._verified.append((plan.rows[index], [ids[place] for place in places if place not in dropped]))
+        return dropped
+
     def _write_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> None:
         """Lays out the sequences of which the newest token is computed and the next one sampled, column by column."""
         count = len(decodes)
@@ -281,6 +344,27 @@ class Scheduler:
             if seq.has_rules or seq.automaton is not None:
                 self._write_rules(plan, place, place)
             seq.num_pending += 1
+
+    def _write_drafts(self, plan: StepPlan, seq: Sequence, drafts: list[int]) -> None:
+        """Lays out a sequence of which the newest token and drafts are computed, and what follows each is sampled.
+
+        Until the drafts are verified, the sequence counts as if it had none.
+        """
+        place, first, length = len(plan.sequences), len(plan.samples), seq.num_computed
+        plan.sequences.append(seq)
+        plan.rows.append(seq.row)
+        plan.starts.append(length - 1)
+        plan.counts.append(1 + len(drafts))
+        plan.block_tables.append(seq.blocks)
+        plan.token_ids.extend((seq.tokens[-1], *drafts))
+        plan.drafts[first] = drafts
+        for index in range(1 + len(drafts)):
+            plan.samples.append(place)
+            plan.sampling.append(seq.sampling)
+            plan.output_indices.append(length - seq.output_start + index)
+            if seq.sampling.bans_tokens:
+                plan.banned[first + index] = seq.banned_tokens(drafts[:index])
+        seq.num_pending += 1
 
     def _write_chunk(self, plan: StepPlan, seq: Sequence, count: int) -> None:
         """Lays out a chunk of known tokens; what follows it is sampled if it is the last one."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # ranks follow no grammar, and need not load what does
     from worker.grammar import Automaton
+    from worker.speculation.acceptance import AcceptanceRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Sequence:
         row: its place in the device's per-sequence buffers while it runs, else -1.
         automaton: what its output must be; it has taken all output tokens that the host knows, also while the sequence
             waits to be computed again.
+        acceptance: of its drafts, once it had some.
         error: for the finish reason ERROR, what the request is to blame for.
     """
 
@@ -146,6 +148,7 @@ class Sequence:
     turn: tuple[int, int] = (0, 0)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    acceptance: "AcceptanceRate | None" = None
     error: str = ""
 
     def __post_init__(self) -> None:
@@ -170,14 +173,19 @@ class Sequence:
         """Whether a cached prefix may stand in for its prompt: not when the prompt's logits are wanted."""
         return self.sampling.prompt_logprobs is None and not self.skip_reading_prefix_cache
 
-    def banned_tokens(self) -> list[int]:
-        """Token ids that must not come next; needs all tokens to be known if there are long bad words."""
+    def banned_tokens(self, drafts: "list[int] | tuple[()]" = ()) -> list[int]:
+        """Token ids that must not come next, or after the drafts if they are accepted.
+
+        Needs all tokens to be known if there are long bad words.
+        """
         banned: list[int] = []
-        if self.num_output + self.num_pending < self.sampling.min_tokens:
+        if self.num_output + self.num_pending + len(drafts) < self.sampling.min_tokens:
             banned += self.stop_token_ids
         for word in self.sampling.bad_words:
-            start = len(self.tokens) - len(word) + 1
-            if len(word) == 1 or (start >= self.output_start and tuple(self.tokens[start:]) == word[:-1]):
+            before = len(word) - 1
+            start = len(self.tokens) + len(drafts) - before
+            last = (*self.tokens[start:], *drafts)[-before:] if start >= self.output_start else ()
+            if before == 0 or last == word[:-1]:
                 banned.append(word[-1])
         return list(dict.fromkeys(banned))
 

@@ -28,6 +28,8 @@ from worker.parallel.shards import ALONE, Parallel, check_degree
 from worker.quantization import choose_quantization
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
+from worker.speculation.ngram import NgramDrafter
+from worker.speculation.speculator import Speculator
 from worker.step_input import HostInputBuilder, InputBuilder
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Setup:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             tensor_parallel_size=1,
+            speculative_config=None,  # the leader's alone
         )
 
 
@@ -167,6 +170,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         setup.max_num_batched_tokens,
         config.long_prefill_token_threshold,
         config.max_num_prefill_tokens_with_decodes,
+        _speculator(config),
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
@@ -194,6 +198,14 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         enable_prefix_caching=config.enable_prefix_caching,
     )
     return engine, limits
+
+
+def _speculator(config: WorkerConfig) -> Speculator | None:
+    wanted = config.speculative_config
+    if wanted is None:
+        return None
+    drafter = NgramDrafter(wanted.prompt_lookup_max, wanted.prompt_lookup_min)
+    return Speculator(drafter, wanted.num_speculative_tokens)
 
 
 def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:

@@ -13,7 +13,7 @@ from kernels.logit_adjustments import Entries, LogitAdjustments, Penalties
 from kernels.sampling import SamplingBatch, random_key
 from kernels.token_bitmask import TokenBitmask
 from worker.sequence import SamplingParams
-from worker.step_plan import StepPlan
+from worker.step_plan import StepPlan, sample_tokens
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _host_step_input(plan: StepPlan, last_tokens: torch.Tensor, block_size: int,
         token_ids=token_ids,
         positions=positions,
         attention=attention,
-        sample_tokens=ends[tensor(plan.samples)] - 1,
+        sample_tokens=tensor(sample_tokens(plan)),
         sample_rows=tensor([plan.rows[index] for index in plan.samples]),
     )
 

@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from worker.sequence import SamplingParams, Sequence, TokenLogprobs, token_array
 
@@ -60,12 +61,17 @@ class StepPlan:
         block_tables: blocks of the whole context, this step's tokens included.
         token_ids: ids of all tokens to compute, one sequence after another; 0 where the id is still on the device.
         device_tokens: indices into ``token_ids`` whose id is the last one sampled for the row.
-        samples: indices of the sequences that get a next token.
+        samples: indices of the sequences that get a next token. A sequence with drafts stands here once for the token
+            after its last known one, and once for the token after each draft.
         sampling: how, for each of them.
         output_indices: which token of its output that is, for each of them.
         banned: tokens that it must not be, by the index of the sample; for those that have some.
         constrained: indices of the samples whose sequences follow a grammar.
         started_rows: rows that were given to a sequence in this step.
+        drafts: guesses at what the tokens after a sequence's last known one are, computed in this step with it, by the
+            index of the first of its samples.
+        verified: (row, ids) of what sequences with penalties got in an earlier step with drafts, which is not counted
+            on the device yet; to be counted before the rows are given to others.
         histories: sequences with penalties that were given their row in this step.
         prompt_logprobs: indices of the sequences of which the computed tokens' log-probabilities are wanted.
         admitted: sequences that run for the first time.
@@ -85,6 +91,8 @@ class StepPlan:
     banned: dict[int, list[int]] = field(default_factory=dict)
     constrained: list[int] = field(default_factory=list)
     started_rows: list[int] = field(default_factory=list)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
+    verified: list[tuple[int, list[int]]] = field(default_factory=list)
     histories: list[History] = field(default_factory=list)
     prompt_logprobs: list[PromptRow] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
@@ -109,6 +117,21 @@ class StepOutput:
     prompt_logprobs: list[tuple[Sequence, int, list[TokenLogprobs]]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+
+
+def sample_tokens(plan: StepPlan) -> list[int]:
+    """For each sample, the token whose hidden state gives its logits, by its place in the step."""
+    ends = list(accumulate(plan.counts))
+    tokens = [ends[index] - 1 for index in plan.samples]
+    for first, drafts in plan.drafts.items():
+        for place, behind in enumerate(range(len(drafts), 0, -1), start=first):
+            tokens[place] -= behind
+    return tokens
+
+
+def assumed_tokens(plan: StepPlan) -> dict[int, list[int]]:
+    """The drafts before a sample, which it takes for accepted, by the index of the sample; of all steps' drafts."""
+    return {first + count: drafts[:count] for first, drafts in plan.drafts.items() for count in range(len(drafts) + 1)}
 
 
 # Prompt tokens whose logits are held at once: each takes as many floats as the vocabulary has tokens.

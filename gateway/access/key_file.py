@@ -35,7 +35,7 @@ class ApiKey:
 
     Attributes:
         sha256: of the key's UTF-8 bytes. It says enough of a key to know it and too little to use it.
-        tenant: on whose behalf its requests wait in the router's queue; empty: each key and each ``user`` for itself.
+        tenant: on whose behalf its requests wait in the router's queue; empty: each key for itself.
         priority_ceiling: the most urgent class that its requests may ask for; lower is more urgent. None: any.
         requests_per_minute, tokens_per_minute: in any minute; tokens are those of prompts and outputs. None: no limit.
         max_concurrent_requests: that wait or run. None: no limit.
@@ -86,8 +86,8 @@ def _key(entry: Any, where: str) -> ApiKey:
     values = dict(entry)
     values["sha256"] = _digest(values.get("sha256"), where)
     tenant = values.get("tenant", "")
-    if not isinstance(tenant, str) or len(tenant) > _MAX_TENANT_CHARS:
-        raise KeyFileError(f"{where}.tenant must be a text of at most {_MAX_TENANT_CHARS} characters")
+    if not isinstance(tenant, str) or len(tenant) > _MAX_TENANT_CHARS or "/" in tenant:  # which parts it from the user
+        raise KeyFileError(f"{where}.tenant must be a text of at most {_MAX_TENANT_CHARS} characters, without /")
     for name in _LIMITS:
         if name in values and not (_is_int(values[name]) and values[name] >= 1):
             raise KeyFileError(f"{where}.{name} must be a whole number of at least 1")

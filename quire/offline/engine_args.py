@@ -1,9 +1,10 @@
 """The engine's arguments: vLLM's names, each a flag of the worker or the router. Needs no torch."""
 
 import argparse
+import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import worker.config
 from quire.config import forwarded_flags
@@ -24,6 +25,7 @@ class EngineArgs:
         model: a folder, a .gguf file, a hub id, or the demo model; fetched when it is not here yet.
         tokenizer: a folder or .gguf file to take the tokenizer from, if not the model's.
         chat_template: a Jinja file to use instead of the model's template.
+        speculative_config: a dict with the fields of ``--speculative-config``, or its JSON.
 
     The others are those of ``quire worker --help``.
     """
@@ -46,6 +48,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    speculative_config: dict[str, Any] | str | None = None
     block_size: int = 16
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.92
@@ -63,6 +66,8 @@ class EngineArgs:
             if not isinstance(value, bool) and not (value is None and name == "async_scheduling"):
                 raise ValueError(f"{name} is {value!r}; it must be True or False")
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _FILES}
+        if isinstance(self.speculative_config, dict):
+            values["speculative_config"] = json.dumps(self.speculative_config)
         parser = _Parser(add_help=False, allow_abbrev=False)
         worker.config.add_arguments(parser)
         try:

@@ -8,7 +8,7 @@ preemption or shared with the wrong prefix changes the output.
 from collections.abc import Callable
 
 from worker.sequence import SamplingParams
-from worker.step_plan import Sampled, StepPlan
+from worker.step_plan import Sampled, StepPlan, assumed_tokens
 
 VOCAB = 50
 STOP = 7
@@ -73,8 +73,12 @@ class FakeRunner:
             for slot in (table[i // self.block_size] * self.block_size + i % self.block_size for i in range(length)):
                 assert singles.get(slot, row) == row, "a single token sees another one of its step"
         ids = []
-        for index in plan.samples:
+        offsets = assumed_tokens(plan)
+        drafted = {plan.samples[first]: len(drafts) for first, drafts in plan.drafts.items()}
+        for place, index in enumerate(plan.samples):
             table, length = contexts[index]
+            if place in offsets:
+                length -= drafted[index] - len(offsets[place])
             context = [
                 self.cache[table[i // self.block_size] * self.block_size + i % self.block_size] for i in range(length)
             ]
@@ -91,11 +95,13 @@ class FakeRunner:
     def _check_prompt_tokens(self, plan: StepPlan) -> None:
         """Sequences decode when they have run before and all but one of their tokens are computed."""
         samples, started = set(plan.samples), set(plan.started_rows)
+        drafts = sum(map(len, plan.drafts.values()))
+        drafted = {plan.samples[first] for first in plan.drafts}
         decodes = [
-            count == 1 and place in samples and row not in started
+            (count == 1 or place in drafted) and place in samples and row not in started
             for place, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True))
         ]
-        prompt_tokens = sum(plan.counts) - sum(decodes)
+        prompt_tokens = sum(plan.counts) - sum(decodes) - drafts
         if self.with_decodes and any(decodes):
             assert prompt_tokens <= self.with_decodes, f"{prompt_tokens} prompt tokens join decodes"
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from protos.prefix import chain_root
-from tests.doubles.fake_runner import STOP, FakeRunner, next_token
+from protos.prefix import chain_root, extend_chain
+from tests.doubles.fake_runner import STOP, VOCAB, FakeRunner, next_token
 from worker.block_pool import BlockPool
 from worker.engine import Engine
 from worker.scheduler import Scheduler
 from worker.sequence import FinishReason, SamplingParams, Sequence, SequenceStatus, token_array
+from worker.speculation.speculator import Speculator
 from worker.step_plan import StepOutput
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -38,6 +39,28 @@ def make_sequence(prompt: list[int], max_tokens: int, salt: bytes = b"", **field
     )
 
 
+class Guesser:
+    """Drafts what the fake model will say, but for some tokens; now and then fewer than wanted, or none.
+
+    Args:
+        seed: of which ones.
+        accuracy: share of the drafts that are right.
+    """
+
+    def __init__(self, seed: int, accuracy: float) -> None:
+        self._chance = random.Random(seed)
+        self._accuracy = accuracy
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self._drafts(list(seq.tokens), self._chance.randint(0, most)) for seq, most in wanted]
+
+    def _drafts(self, tokens: list[int], count: int) -> list[int]:
+        for _ in range(count):
+            right = next_token(tokens)
+            tokens.append(right if self._chance.random() < self._accuracy else (right + 1) % VOCAB)
+        return tokens[len(tokens) - count :]
+
+
 @dataclass(frozen=True)
 class Arrival:
     """A request."""
@@ -62,6 +85,8 @@ class Load:
     async_scheduling: bool
     threshold: int
     with_decodes: int
+    drafts: int
+    accuracy: float
 
 
 # Lengths are drawn as numbers, since lists of any length are mostly short ones, which never fill a pool.
@@ -90,7 +115,19 @@ loads = st.builds(
     async_scheduling=st.booleans(),
     threshold=st.sampled_from([0, 3]),
     with_decodes=st.sampled_from([0, 1, 5]),
+    drafts=st.sampled_from([0, 1, 4, 9]),
+    accuracy=st.sampled_from([0.2, 0.8, 1.0]),
 )
+
+
+def named_blocks(arrival: Arrival) -> list[tuple[bytes, list[int]]]:
+    """Names and tokens of all full blocks that the request may fill."""
+    tokens = token_array()
+    tokens.extend([*arrival.prompt, *oracle(arrival.prompt, arrival.max_tokens)])
+    full = len(tokens) // BLOCK_SIZE * BLOCK_SIZE
+    root = chain_root(arrival.salt)
+    names = extend_chain(root, root, memoryview(tokens)[:full].cast("B"), BLOCK_SIZE)
+    return [(name, tokens[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE].tolist()) for i, name in enumerate(names)]
 
 
 class LoadCheck:
@@ -103,11 +140,12 @@ class LoadCheck:
     def __init__(self, load: Load, scheduler: type[Scheduler] = Scheduler, pool: type[BlockPool] = BlockPool) -> None:
         self.load = load
         self.pool = pool(load.num_blocks, load.caching)
+        speculator = Speculator(Guesser(load.seed, load.accuracy), load.drafts) if load.drafts else None
         self.scheduler = scheduler(
-            self.pool, BLOCK_SIZE, load.max_num_seqs, load.budget, load.threshold, load.with_decodes
+            self.pool, BLOCK_SIZE, load.max_num_seqs, load.budget, load.threshold, load.with_decodes, speculator
         )
-        runner = FakeRunner(load.num_blocks, BLOCK_SIZE, load.max_num_seqs, load.budget, load.with_decodes)
-        self.engine = Engine(self.scheduler, runner, load.async_scheduling)
+        self.runner = FakeRunner(load.num_blocks, BLOCK_SIZE, load.max_num_seqs, load.budget, load.with_decodes)
+        self.engine = Engine(self.scheduler, self.runner, load.async_scheduling)
         self.everyone: dict[Sequence, Arrival] = {
             make_sequence(
                 each.prompt, each.max_tokens, each.salt, priority=each.priority, skip_reading_prefix_cache=each.skip
@@ -118,6 +156,7 @@ class LoadCheck:
         self.outputs: dict[Sequence, list[int]] = {seq: [] for seq in self.everyone}
         self.ended: set[Sequence] = set()
         self.names: set[bytes] = set()
+        self.contents = dict(content for arrival in load.arrivals for content in named_blocks(arrival))
 
     def run(self) -> None:
         """The whole load. Raises AssertionError when something does not hold."""
@@ -168,6 +207,9 @@ class LoadCheck:
         self.names -= set(changes.removed)
         self.names |= set(changes.stored)
         assert self.names == set(self.pool.names()), "the names told are not the names known"
+        for name, block in self.pool._by_name.items():
+            tokens = self.runner.cache[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]
+            assert tokens == self.contents.get(name), f"what block {block} holds is not that of its name"
 
     def _check_output(self, output: StepOutput) -> None:
         """Tokens come one after another, and none after the end."""

@@ -355,6 +355,8 @@ def test_tenants_are_told_apart_by_key_and_user_and_neither_goes_on(client, fake
     assert len(set(tenants)) == 5
     assert tenant(key) == tenants[1]
     assert not any("secret" in name or "ann" in name for name in tenants)
+    accounts = [name.partition("/")[0] for name in tenants]
+    assert accounts == [tenants[0], tenants[1], "", tenants[1], tenants[1]], "users are an account's"
 
 
 def test_sessions_come_from_a_header_or_the_cache_key(client, fake):

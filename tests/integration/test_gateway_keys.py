@@ -127,9 +127,13 @@ def test_the_tenant_is_the_keys(stack):
     assert post(stack, "plain", user="ann").status_code == 200
     assert post(stack, "plain").status_code == 200
     first, second, third = (request.tenant for request in stack.fake.requests)
-    assert first == "research"
-    assert len({first, second, third}) == 3
-    assert "plain" not in second + third
+    account, user = first.split("/")
+    assert account == "research"
+    # A key without a tenant stands for itself; users are parts of accounts.
+    assert second == f"{third}/{user}"
+    assert third
+    assert "plain" not in second
+    assert "ann" not in first + second
 
 
 def test_no_request_is_more_urgent_than_its_key_may_be(stack):

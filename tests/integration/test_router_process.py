@@ -89,6 +89,10 @@ async def test_bad_settings_end_it_with_one_line(demo_model, tmp_path):
             (["--model", str(demo_model)], "--worker-urls"),
             (["--model", str(tmp_path), "--worker-urls", "127.0.0.1:1", "--port", "0"], "tokenizer.json"),
             (["--model", str(demo_model), "--worker-urls", "127.0.0.1:1", "--port", port], "the port is in use"),
+            (
+                ["--model", str(demo_model), "--worker-urls", "127.0.0.1:1", "--port", "0", "--metrics-port", port],
+                f"127.0.0.1:{port} for metrics",
+            ),
         ]
         processes = [await start(*flags) for flags, _ in cases]
         for process, (_, words) in zip(processes, cases, strict=True):

@@ -70,6 +70,32 @@ class NamesBlocksBeforeTheyAreFull(Scheduler):
         seq.num_computed -= self.block_size
 
 
+class TakesDraftsOnTrust(Scheduler):
+    def settle(self, plan: StepPlan, sampled: Sampled) -> StepOutput:
+        ids = list(sampled.ids)
+        for first, drafts in plan.drafts.items():
+            ids[first : first + len(drafts)] = drafts
+        return super().settle(plan, Sampled(ids))
+
+
+class NamesBlocksOfDrafts(Scheduler):
+    """Blocks are named by what was drafted, right or wrong."""
+
+    def _write_drafts(self, plan: StepPlan, seq: Sequence, drafts: list[int]) -> None:
+        super()._write_drafts(plan, seq, drafts)
+        known, computed = len(seq.tokens), seq.num_computed
+        seq.tokens.extend(drafts)
+        seq.num_computed += len(drafts)
+        self._commit(seq)
+        del seq.tokens[known:]
+        seq.num_computed = computed
+
+
+class DraftsBeyondTheBudget(Scheduler):
+    def _plan_drafts(self, speculator, decodes, chunks):  # type: ignore[no-untyped-def]
+        return super()._plan_drafts(speculator, decodes, [])
+
+
 class CountsSharersOnce(BlockPool):
     def share(self, blocks: list[int]) -> None:
         super().share([block for block in blocks if self._references[block] == 0])
@@ -102,7 +128,10 @@ FAULTS: dict[type[Scheduler] | type[BlockPool], str] = {
     BreaksTheBoundBesideDecodes: "prompt tokens join decodes",
     IgnoresPriority: "ran before its turn",
     ReadsTheCacheAnyway: "the prefix cache was read",
-    NamesBlocksBeforeTheyAreFull: "never written|the output is wrong",
+    NamesBlocksBeforeTheyAreFull: "not that of its name|never written|the output is wrong",
+    TakesDraftsOnTrust: "not that of its name|the output is wrong",
+    NamesBlocksOfDrafts: "not that of its name",
+    DraftsBeyondTheBudget: "token budget exceeded",
     CountsSharersOnce: "holders|released more often",
     SharesWithoutEnd: "holders",
     KeepsNamesOfEvictedBlocks: "a name that is not its own",

@@ -7,10 +7,9 @@ The two ends are the same program on the same machine; there is no version and n
 
 from array import array
 from dataclasses import dataclass
-from itertools import accumulate
 
 from worker.sequence import token_array
-from worker.step_plan import StepPlan, prompt_logit_pieces
+from worker.step_plan import StepPlan, prompt_logit_pieces, sample_tokens
 
 _HEADER = 8  # lengths of the columns, in front of them
 
@@ -32,8 +31,7 @@ def logit_calls(plan: StepPlan) -> list[list[int]]:
     """Each call of the model's ``logits`` that the leader makes for a plan, in order: every rank has to join in."""
     calls = [list(piece) for row in plan.prompt_logprobs for piece in prompt_logit_pieces(plan, row)]
     if plan.samples:
-        ends = list(accumulate(plan.counts))
-        calls.append([ends[index] - 1 for index in plan.samples])
+        calls.append(sample_tokens(plan))
     return calls
 
 

@@ -1,0 +1,1 @@
+"""Speculative decoding: tokens that are guessed cheaply, and verified several in one step."""
