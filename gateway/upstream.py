@@ -66,16 +66,21 @@ class Upstream:
             raise unavailable("This server is shutting down.")
         if key_use is not None:
             key_use.admit(time.monotonic())
-        generation = Generation(
-            self._stub,
-            requests,
-            timeout=self._config.request_timeout,
-            param_of=param_of,
-            metrics=self._metrics,
-            streamed=streamed,
-            on_close=partial(self._ended, key_use),
-            on_tokens=None if key_use is None else lambda count: key_use.charge(time.monotonic(), count),
-        )
+        try:
+            generation = Generation(
+                self._stub,
+                requests,
+                timeout=self._config.request_timeout,
+                param_of=param_of,
+                metrics=self._metrics,
+                streamed=streamed,
+                on_close=partial(self._ended, key_use),
+                on_tokens=None if key_use is None else lambda count: key_use.charge(time.monotonic(), count),
+            )
+        except BaseException:
+            if key_use is not None:
+                key_use.end()
+            raise
         self._running.add(generation)
         return generation
 

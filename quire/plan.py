@@ -37,6 +37,8 @@ class Plan:
     workers: tuple[ProcessPlan, ...]
     router: ProcessPlan
     gateway: ProcessPlan
+    # Whether clients must show a key.
+    keys_needed: bool = False
 
 
 def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> Plan:
@@ -89,7 +91,7 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
         address=join(local_host(config.host), port),
         environment=environment,
     )
-    return Plan(names, workers, router, gateway)
+    return Plan(names, workers, router, gateway, config.keys_needed)
 
 
 def _listen(model: Path, host: str, port: int) -> tuple[str, ...]:

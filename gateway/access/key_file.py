@@ -6,7 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-_MAX_TENANT_CHARS = 256
+# The router takes 256 for the tenant with its user.
+_MAX_TENANT_CHARS = 200
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
 
 

@@ -191,3 +191,13 @@ def test_requests_at_a_time_are_counted_to_their_ends(stack):
     wait_until(lambda: post(stack, "single").status_code == 200)
     assert post(stack, "single", model="no such model").status_code == 404
     assert post(stack, "single").status_code == 200
+
+
+def test_a_call_that_cannot_be_begun_holds_no_place(stack, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.upstream.Generation", broken)
+        assert post(stack, "single").status_code == 500
+    assert post(stack, "single").status_code == 200

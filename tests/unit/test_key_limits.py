@@ -160,7 +160,8 @@ def test_a_file_of_keys(tmp_path):
         ({"keys": [{"sha256": SECRET, "output_policy": {"banned_patterns": [1]}}]}, "must be a list of texts"),
         ({"keys": [{"sha256": SECRET, "output_policy": {"on_match": "x"}}]}, "on_match must be end or redact"),
         ({"keys": [{"sha256": SECRET, "output_policy": {"max_chars": 0}}]}, "max_chars must be"),
-        ({"keys": [{"sha256": SECRET, "tenant": "x" * 257}]}, "tenant must be"),
+        ({"keys": [{"sha256": SECRET, "tenant": "x" * 201}]}, "tenant must be"),
+        ({"keys": [{"sha256": SECRET, "tenant": "a/b"}]}, "tenant must be"),
     ],
 )
 def test_files_that_are_not_understood_are_refused(tmp_path, content, message):
