@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from protos import sampling_pb2
 from quire import EngineArgs, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.offline.prompts import ChatPrompt, one_by_one, put_prompt
 from worker.config import WorkerConfig
+from worker.speculation.config import SpeculativeConfig
 
 # ---- SamplingParams
 
@@ -187,6 +189,13 @@ def test_engine_args_become_the_workers_settings():
     assert EngineArgs().worker_config(Path("m")) == WorkerConfig(model=Path("m"))
 
 
+def test_the_speculative_config_is_a_dict_or_its_json():
+    fields = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    for given in (fields, json.dumps(fields)):
+        config = EngineArgs(speculative_config=given).worker_config(Path("m"))
+        assert config.speculative_config == SpeculativeConfig(**fields)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -203,6 +212,8 @@ def test_engine_args_become_the_workers_settings():
         ("enforce_eager", "no"),
         ("enable_prefix_caching", None),
         ("async_scheduling", 1),
+        ("speculative_config", {"method": "medusa", "num_speculative_tokens": 4}),
+        ("speculative_config", "{"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(name, value):
