@@ -93,6 +93,7 @@ class HttpFront:
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
                 *(Route(path, self._about, methods=["GET"]) for path in known),
             ]
         )
@@ -100,15 +101,19 @@ class HttpFront:
     async def _about(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}], "model_path": MODEL})
 
+    async def _tokenize(self, request: Request) -> Response:
+        """As vLLM's server has it: some routers ask for a prompt's tokens before they choose."""
+        ids = _ids((await request.json())["prompt"])
+        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": 1 << 17})
+
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
-        words = body["prompt"].split()
-        ids = array("I", (hash(word) & 0xFFFFFFFF for word in words))
+        ids = _ids(body["prompt"])
         output = body.get("max_tokens") or body.get("max_completion_tokens") or 1
         server: tuple[str, int] = request.scope["server"]
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         worker = self._workers[server[1]]
-        job = worker.submit(block_hashes(ids.tobytes(), worker.block_size), len(words), output)
+        job = worker.submit(block_hashes(ids.tobytes(), worker.block_size), len(ids), output)
         self._streams[id(job)] = pieces
 
         async def stream() -> AsyncIterator[bytes]:
@@ -125,6 +130,11 @@ class HttpFront:
             pieces.put_nowait(_sse(" word" * (job.output_tokens - 1), "length"))
             pieces.put_nowait(b"data: [DONE]\n\n")
             pieces.put_nowait(None)
+
+
+def _ids(prompt: str) -> "array[int]":
+    """A token for each word, the same for equal ones."""
+    return array("I", (hash(word) & 0x7FFFFFFF for word in prompt.split()))
 
 
 def _sse(text: str, reason: str | None) -> bytes:
