@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.kernel_profile import print_profile
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.kv_cache import bytes_per_block
@@ -101,37 +102,11 @@ def decode_steps(
         times.append(time.perf_counter() - started)
         assert len(output.tokens) == batch, "not every sequence decoded in this step"
     if profile:
-        print_profile(engine, batch)
+        print_profile(f"at {batch}", engine.step, PROFILED)
     while engine.has_unfinished:
         engine.step()
     engine.scheduler.pool.clear_cache()
     return times
-
-
-def print_profile(engine: Engine, batch: int) -> None:
-    """Microseconds a step in each kind of kernel, the longest first, and in none."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(PROFILED):
-            engine.step()
-        torch.cuda.synchronize()
-    kernels = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    times: dict[str, list[float]] = {}
-    busy, covered = 0.0, float("-inf")
-    for event in sorted(kernels, key=lambda event: event.time_range.start):
-        start, end = event.time_range.start, event.time_range.end
-        times.setdefault(event.name, []).append(end - start)
-        busy += max(0.0, end - max(start, covered))
-        covered = max(covered, end)
-    span = covered - min(event.time_range.start for event in kernels)
-    print(
-        f"profile of {PROFILED} steps at {batch}: {span / PROFILED:.0f} us a step, {(span - busy) / PROFILED:.0f} idle"
-    )
-    for name, found in sorted(times.items(), key=lambda item: -sum(item[1]))[:14]:
-        each = sum(found) / len(found)
-        print(f"  {sum(found) / PROFILED:>8.1f} us in {len(found) / PROFILED:>5.1f} x {each:>6.1f}  {name[:80]}")
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, batch: int) -> float:

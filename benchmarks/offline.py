@@ -17,10 +17,13 @@ import numpy as np
 import torch
 
 from benchmarks.decode import check_correctness, make_sequence
+from benchmarks.kernel_profile import print_profile
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.sequence import Sequence
 from worker.startup import build_engine, resolve_device
+
+PROFILED = 4  # steps
 
 
 def mixed_requests(count: int, max_output: int) -> list[Sequence]:
@@ -34,13 +37,16 @@ def mixed_requests(count: int, max_output: int) -> list[Sequence]:
     ]
 
 
-def run_all(engine: Engine, requests: list[Sequence]) -> tuple[float, list[float]]:
-    """Seconds until all have ended, and those of each step."""
+def run_all(engine: Engine, requests: list[Sequence], profile_at: tuple[int, ...] = ()) -> tuple[float, list[float]]:
+    """Seconds until all have ended, and those of each step. ``profile_at``: steps from which on some are profiled."""
     for request in requests:
         engine.add(request)
     steps = []
     started = last = time.perf_counter()
     while engine.has_unfinished:
+        if len(steps) in profile_at:
+            running = len(engine.scheduler.running)
+            print_profile(f"from {len(steps)}, {running} sequences", engine.step, PROFILED)
         engine.step()
         now = time.perf_counter()
         steps.append(now - last)
@@ -49,11 +55,10 @@ def run_all(engine: Engine, requests: list[Sequence]) -> tuple[float, list[float
     return last - started, steps
 
 
-def first_token(engine: Engine, count: int, length: int) -> float:
-    """Seconds until ``count`` prompts of ``length`` tokens have their first tokens."""
+def prompts(count: int, length: int) -> list[Sequence]:
+    """``count`` random prompts of ``length`` tokens, which end with their first token."""
     rng = np.random.default_rng(count)
-    requests = [make_sequence(rng.integers(300, 32000, size=length).tolist(), 1) for _ in range(count)]
-    return run_all(engine, requests)[0]
+    return [make_sequence(rng.integers(300, 32000, size=length).tolist(), 1) for _ in range(count)]
 
 
 def main() -> None:
@@ -67,6 +72,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--quantization")
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--profile", action="store_true", help="add where the GPU's time goes at some steps")
     args = parser.parse_args()
 
     device = resolve_device(args.device)
@@ -86,10 +92,13 @@ def main() -> None:
     print(f"{args.model.name}, weights {weights}, on {name}, torch {torch.__version__}; engine built in {built:.1f} s")
     if "prefill" in args.only:
         for count, length in ((1, 8192), (16, 2048)):
-            seconds = statistics.median(first_token(engine, count, length) for _ in range(3))
+            seconds = statistics.median(run_all(engine, prompts(count, length))[0] for _ in range(3))
             print(f"PF {count} x {length}: {seconds * 1e3:.1f} ms, {count * length / seconds:.0f} tokens/s", flush=True)
     if "mixed" in args.only:
         run_all(engine, mixed_requests(32, 16))
+        if args.profile:
+            run_all(engine, mixed_requests(args.requests, args.max_output), (2, 40, 200))
+            run_all(engine, prompts(1, 8192), (0,))
         requests = mixed_requests(args.requests, args.max_output)
         seconds, steps = run_all(engine, requests)
         inputs = sum(request.num_prompt_tokens for request in requests)

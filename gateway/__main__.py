@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a gateway until a signal. Returns the process's exit status."""
     try:
         config = parse_args(argv)
+        app = create_app(config)
         listener = listen(config.host, config.port)
     except ConfigError as error:
         sys.stderr.write(f"{PROG}: {error}\n")
@@ -39,15 +40,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     # uvicorn's own notes on starting and stopping say nothing that ours do not.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    return uvloop.run(serve(config, listener))
+    return uvloop.run(serve(app, config, listener))
 
 
-async def serve(config: GatewayConfig, listener: socket.socket) -> int:
+async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket) -> int:
     """Serves on a bound socket until SIGTERM or SIGINT, and closes it.
 
     Running requests get ``shutdown_timeout`` seconds; then their clients get an error. Returns 0.
     """
-    app = create_app(config)
     server = _Server(
         uvicorn.Config(
             app,
@@ -58,6 +58,9 @@ async def serve(config: GatewayConfig, listener: socket.socket) -> int:
             lifespan="on",
             ws="none",
             timeout_keep_alive=_KEEP_ALIVE,
+            # The app refuses headers over the limit with an error object; the parser ends what is far over it.
+            http="h11",
+            h11_max_incomplete_event_size=2 * config.limits.max_header_bytes,
             timeout_graceful_shutdown=int(config.shutdown_timeout) + _LAST_WORDS,
         )
     )

@@ -10,21 +10,30 @@ from fastapi.middleware.cors import CORSMiddleware
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from gateway import routes, service_routes
+from gateway.access.guard import Guard, KeyRing
 from gateway.bodies import from_validation
-from gateway.config import GatewayConfig
+from gateway.config import ConfigError, GatewayConfig
 from gateway.edge import Edge
+from gateway.error_replies import error_reply
 from gateway.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
 from gateway.generation import ROUTE_HEADERS
+from gateway.messages import routes as messages
 from gateway.metrics import Metrics
+from gateway.output_policy.pattern import PatternError
 from gateway.replies import ChatCompletionChunk, CompletionChunk
+from gateway.responses import routes as responses
 from gateway.upstream import Upstream
 
 
 def create_app(config: GatewayConfig) -> FastAPI:
-    """The ASGI app. ``app.state.upstream`` is there while the lifespan runs."""
+    """The ASGI app. ``app.state.upstream`` is there while the lifespan runs.
+
+    Raises:
+        ConfigError: a key's output policy has a pattern that cannot be used.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -38,22 +47,34 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app = _App(title="Quire", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.metrics = Metrics()
     app.state.config = config
-    app.state.max_body_bytes = config.max_body_bytes
+    app.state.limits = config.limits
     app.include_router(routes.router)
+    app.include_router(responses.router)
+    app.include_router(messages.router)
     app.include_router(service_routes.router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_middleware(Edge, metrics=app.state.metrics)
-    if config.enable_cors_origins:
+    # The last one added is the first one asked.
+    if config.api_keys:
+        app.add_middleware(Guard, ring=_key_ring(config))
+    app.add_middleware(Edge, metrics=app.state.metrics, max_header_bytes=config.limits.max_header_bytes)
+    if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=config.enable_cors_origins,
+            allow_origins=config.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "x-quire-ignored-fields", *ROUTE_HEADERS],
         )
     return app
+
+
+def _key_ring(config: GatewayConfig) -> KeyRing:
+    try:
+        return KeyRing(config.api_keys)
+    except PatternError as error:
+        raise ConfigError(f"--api-keys-file has a banned pattern that cannot be used: {error}") from error
 
 
 class _App(FastAPI):
@@ -73,12 +94,12 @@ class _App(FastAPI):
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _answer(error)
+    return error_reply(request.scope, error)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _answer(from_validation(error))
+    return error_reply(request.scope, from_validation(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -86,10 +107,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
     message = f"{error.detail}: {request.method} {request.url.path}"
-    answer = _answer(ApiError(error.status_code, message, type=kind))
+    answer = error_reply(request.scope, ApiError(error.status_code, message, type=kind))
     answer.headers.update(error.headers or {})
     return answer
-
-
-def _answer(error: ApiError) -> Response:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())

@@ -2,18 +2,23 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gateway.errors import ApiError, ClientGone, invalid
+from gateway.request_limits import RequestLimits
+from gateway.size_check import check_depth
 
 # Seconds in which a body must have come.
 BODY_TIMEOUT_S = 60.0
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_PARAM_LENGTH = 256
 
@@ -23,7 +28,7 @@ _TYPES_OF_OBJECTS = frozenset(("model_type", "model_attributes_type", "dict_type
 class JsonRoute(APIRoute):
     """A route whose body is checked before FastAPI reads it, since FastAPI has neither our limits nor our errors.
 
-    The limit, in bytes, is ``app.state.max_body_bytes``.
+    The limits are ``app.state.limits``.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -33,7 +38,7 @@ class JsonRoute(APIRoute):
             return handler
 
         async def read_first(request: Request) -> Response:
-            return await handler(await _Json.read(request, request.app.state.max_body_bytes))
+            return await handler(await _Json.read(request, request.app.state.limits))
 
         return read_first
 
@@ -53,14 +58,14 @@ class _Json(Request):
         return self._parsed
 
     @classmethod
-    async def read(cls, request: Request, limit: int) -> "_Json":
+    async def read(cls, request: Request, limits: RequestLimits) -> "_Json":
         """Raises ApiError (400, 408, 413, 415) and ClientGone."""
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise ApiError(415, "The body must be JSON, with the header Content-Type: application/json.")
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                raw = await _read(request, limit)
+                raw = await _read(request, limits.max_body_bytes)
         except TimeoutError:
             raise ApiError(408, f"The body did not come within {BODY_TIMEOUT_S:.0f} seconds.") from None
         except ClientDisconnect:
@@ -70,6 +75,7 @@ class _Json(Request):
         except ValueError as error:
             # The parser's own words tell a place and no more than that.
             raise invalid(None, f"The body is not valid JSON: {error}.") from None
+        check_depth(raw, parsed, limits.max_json_depth)
         return cls(request, raw, parsed)
 
 
@@ -86,6 +92,15 @@ async def _read(request: Request, limit: int) -> bytes:
             raise too_long
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def validated(model: type[Model], fields: dict[str, Any]) -> Model:
+    """A body made of these fields. Raises ApiError (400) that names the first field that is wrong."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise from_validation(RequestValidationError(errors, body=fields)) from None
 
 
 def from_validation(error: RequestValidationError) -> ApiError:

@@ -4,26 +4,44 @@ from hashlib import blake2b
 
 from starlette.datastructures import Headers
 
+from gateway.access.guard import presented_key
+from gateway.access.key_file import ApiKey
+from gateway.errors import invalid
 from gateway.schema import GenerateBody
 from protos import inference_pb2
 
 SESSION_HEADER = "x-quire-session"
 
 
-def name_caller(requests: list[inference_pb2.GenerateRequest], headers: Headers, body: GenerateBody) -> None:
-    """Fills in the tenant, which is the API key together with the body's ``user``, and the session.
+def name_caller(
+    requests: list[inference_pb2.GenerateRequest], headers: Headers, body: GenerateBody, key: ApiKey | None = None
+) -> None:
+    """Fills in the tenant, within it the body's ``user``, the session, and the class that the key's requests have at
+    best.
 
-    The session is what the header ``x-quire-session`` says, else the body's ``prompt_cache_key``. Only digests go on:
-    neither keys nor names of users are anyone else's business.
+    The tenant is that of the key, or stands for the key. The session is what the header ``x-quire-session`` says, else
+    the body's ``prompt_cache_key``. Only digests go on: neither keys nor names of users are anyone else's business.
+
+    Raises:
+        ApiError (400): the body asks for a more urgent class than the key may have.
     """
-    tenant = _digest(headers.get("authorization", ""), body.user or "")
+    if key is not None and key.priority_ceiling is not None:
+        for request in requests:
+            request.priority = _bounded(request.priority, body.priority is not None, key.priority_ceiling)
+    account = (key.tenant if key is not None else "") or _digest(presented_key(headers))
+    user = _digest(body.user or "")
+    tenant = f"{account}/{user}" if user else account
     session = _digest(headers.get(SESSION_HEADER) or body.prompt_cache_key or "")
     for request in requests:
         request.tenant, request.session_id = tenant, session
 
 
-def _digest(*parts: str) -> str:
-    """Sixteen characters that stand for some texts; empty when all of them are."""
-    if not any(parts):
-        return ""
-    return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+def _bounded(priority: int, is_asked_for: bool, ceiling: int) -> int:
+    if is_asked_for and priority < ceiling:
+        raise invalid("priority", f"priority is {priority}; this key's requests may have {ceiling} or more")
+    return max(priority, ceiling)
+
+
+def _digest(text: str) -> str:
+    """Sixteen characters that stand for a text; empty when it is."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() if text else ""

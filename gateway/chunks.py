@@ -7,10 +7,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.replies import FinishReason, UsageReply
+from gateway.errors import ApiError
+from gateway.generation import Ending
+from gateway.replies import UsageReply
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 
 # json.dumps with these options would build an encoder for every call.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -47,10 +48,22 @@ class Chunks:
     """The events of one request; all have its id, time (seconds since 1970) and model."""
 
     def __init__(
-        self, shape: Shape, *, id: str, created: int, model: str, num_choices: int, include_usage: bool
+        self,
+        shape: Shape,
+        *,
+        id: str,
+        created: int,
+        model: str,
+        num_choices: int,
+        include_usage: bool,
+        service_tier: str | None = None,
     ) -> None:
-        common = _encode({"id": id, "object": shape.object, "created": created, "model": model})[:-1]
+        fields = {"id": id, "object": shape.object, "created": created, "model": model}
+        if service_tier is not None and shape is CHAT:
+            fields["service_tier"] = service_tier
+        common = _encode(fields)[:-1]
         self._shape = shape
+        self._include_usage = include_usage
         self._head = f"data: {common},"
         # A client that asked for usage finds the field in every chunk, null until the last.
         self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
@@ -77,14 +90,20 @@ class Chunks:
         told = "null" if logprobs is None else _encode(logprobs)
         return self._choice(index, f'"delta":{_encode(delta)}', '"finish_reason":null', told)
 
-    def finish(self, index: int, reason: FinishReason, stop_reason: str | int | None) -> bytes:
+    def finish(self, index: int, ending: Ending) -> bytes:
         """The last chunk of one choice."""
-        finish = f'"finish_reason":"{reason}","stop_reason":{_encode(stop_reason)}'
+        finish = f'"finish_reason":"{ending.reason}","stop_reason":{_encode(ending.stop_reason)}'
         return self._choice(index, self._shape.closing, finish)
 
-    def usage(self, usage: UsageReply) -> bytes:
-        """The chunk without choices that ends a stream with usage."""
-        return f'{self._head}"choices":[],"usage":{usage.model_dump_json()}}}\n\n'.encode()
+    def end(self, usage: UsageReply) -> bytes:
+        """The chunk without choices that has the usage, for who asked for it, and the mark of the end."""
+        if not self._include_usage:
+            return DONE
+        return f'{self._head}"choices":[],"usage":{usage.model_dump_json()}}}\n\n'.encode() + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """An error object, and no mark of the end, so that nobody takes it for one."""
+        return event(error.body())
 
     def _choice(self, index: int, content: str, finish: str, logprobs: str = "null") -> bytes:
         choice = f'{{"index":{index},{content},"logprobs":{logprobs},{finish}}}'

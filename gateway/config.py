@@ -2,11 +2,17 @@
 
 import argparse
 import math
-from dataclasses import dataclass
-from typing import NoReturn
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gateway.access.key_file import ApiKey, KeyFileError, digest_of, read_keys
+from gateway.request_limits import RequestLimits, add_limit_arguments
 
 PROG = "quire gateway"
 TOOL_CALL_PARSERS = ("hermes", "json", "llama3_json", "mistral")
+KEY_VARIABLE = "QUIRE_API_KEY"
 REASONING_PARSERS = ("deepseek_r1", "qwen3")
 
 
@@ -22,23 +28,21 @@ class GatewayConfig:
     port: int = 8000
     router: str = "127.0.0.1:50051"
     request_timeout: float = 600.0
-    max_body_bytes: int = 4 * 1024 * 1024
+    limits: RequestLimits = field(default_factory=RequestLimits)
     shutdown_timeout: float = 30.0
     log_level: str = "info"
-    enable_cors_origins: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     tool_call_parser: str = "auto"
     reasoning_parser: str | None = None
-
-    @property
-    def tool_format(self) -> str:
-        """The format of tool calls: a name in ``tool_parsers.PARSERS``."""
-        return "json" if self.tool_call_parser == "auto" else self.tool_call_parser
+    # Of --api-key, QUIRE_API_KEY and --api-keys-file together; with none, nobody needs one.
+    api_keys: tuple[ApiKey, ...] = ()
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "GatewayConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
-        values = {name: getattr(args, name) for name in cls.__dataclass_fields__}
-        values["enable_cors_origins"] = tuple(values["enable_cors_origins"])
+        made: dict[str, Any] = {"api_keys": _api_keys(args), "limits": RequestLimits.from_args(args)}
+        values = made | {name: getattr(args, name) for name in cls.__dataclass_fields__ if name not in made}
+        values["allowed_origins"] = tuple(values["allowed_origins"])
         config = cls(**values)
         config.check()
         return config
@@ -54,13 +58,28 @@ class GatewayConfig:
             raise ConfigError(f"--request-timeout is {self.request_timeout}; it must be above 0 seconds")
         if not 0 <= self.shutdown_timeout < math.inf:
             raise ConfigError(f"--shutdown-timeout is {self.shutdown_timeout}; it must be 0 seconds or more")
-        if self.max_body_bytes < 1:
-            raise ConfigError(f"--max-body-bytes is {self.max_body_bytes}; it must be at least 1")
-        for origin in self.enable_cors_origins:
+        if fault := self.limits.fault():
+            raise ConfigError(fault)
+        for origin in self.allowed_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")):
                 raise ConfigError(
-                    f"--enable-cors-origins has {origin!r}; an origin is * or begins with http:// or https://"
+                    f"--allowed-origins has {origin!r}; an origin is * or begins with http:// or https://"
                 )
+
+
+def _api_keys(args: argparse.Namespace) -> tuple[ApiKey, ...]:
+    """Every key, once. Raises ConfigError."""
+    given = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    if not all(key.isascii() and key.isprintable() and key.split() == [key] for key in given):
+        raise ConfigError(
+            "--api-key must be letters, digits and signs of ASCII without spaces, as it travels in a header"
+        )
+    try:
+        filed = read_keys(args.api_keys_file) if args.api_keys_file is not None else ()
+    except KeyFileError as error:
+        raise ConfigError(f"--api-keys-file: {error}") from error
+    known = {key.sha256: key for key in (*(ApiKey(digest_of(key)) for key in given), *filed)}
+    return tuple(known.values())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,23 +97,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--request-timeout", type=float, default=default.request_timeout, metavar="S",
         help="seconds that one request may take, waiting included (default %(default)s)",
     )  # fmt: skip
+    add_limit_arguments(group)
     group.add_argument(
-        "--max-body-bytes", type=int, default=default.max_body_bytes, metavar="N",
-        help="longest request body; a longer one is refused with 413 (default %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--enable-cors-origins", nargs="+", default=default.enable_cors_origins, metavar="ORIGIN",
+        "--allowed-origins", nargs="+", default=default.allowed_origins, metavar="ORIGIN",
         help="origins whose web pages may call this server, or * for all (default: none)",
     )  # fmt: skip
     group.add_argument(
         "--tool-call-parser", default=default.tool_call_parser, choices=("auto", *TOOL_CALL_PARSERS),
-        help="format in which the model is told to call tools, and in which calls are read; auto is json "
-        "(default %(default)s)",
+        help="format in which calls of tools are read; auto is that of the model's chat template, where it is one of "
+        "these, else json, which the model is then told in words (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--reasoning-parser", default=default.reasoning_parser, choices=REASONING_PARSERS,
         help="splits <think>...</think> from the answer: qwen3 where the model writes the opening mark itself, "
         "deepseek_r1 where the chat template does (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help=f"a key that lets clients in; may be given several times. The variable {KEY_VARIABLE} is one more, which "
+        "lists of processes do not show (default: nobody needs a key)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-keys-file", type=Path, metavar="FILE",
+        help="JSON with more keys, as SHA-256, each with its tenant and limits",
     )  # fmt: skip
     group.add_argument(
         "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",

@@ -1,9 +1,11 @@
-"""Conversations in the wire's form. Tools, calls and their results are put into words here, in the format that replies
-are read in: a model whose chat template knows no tools can then use them too.
+"""Conversations in the wire's form: with tools, calls and their results as the model's chat template takes them, or,
+where it knows no tools, put into words in the format that replies are read in.
 """
 
 import json
+import re
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from gateway.errors import invalid
 from gateway.schema import Function, Message
@@ -12,6 +14,8 @@ from protos import inference_pb2
 
 # Roles that templates know by another name.
 _ROLES = {"developer": "system"}
+# All that templates of Mistral's models take as a call's id.
+_MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -34,15 +38,49 @@ def check_messages(messages: Sequence[Message]) -> None:
                 raise invalid(param, f"{param}: Input should be a JSON object, as a string")
 
 
-def chat_of(
-    messages: Sequence[Message], add_generation_prompt: bool | None, parser: str, instructions: str = ""
-) -> inference_pb2.Chat:
-    """A conversation in the wire's form.
+def chat_with_tools(messages: Sequence[Message], functions: Sequence[Function], tool_format: str) -> inference_pb2.Chat:
+    """A conversation for a template that takes tools.
 
     Args:
         messages: checked ones.
-        add_generation_prompt: whether the assistant's turn is opened; None: the router's default.
-        parser: the name of the format that calls are written in.
+        functions: what the model may call.
+        tool_format: the name of the format that the template writes calls in.
+    """
+    chat = inference_pb2.Chat(tools=[_definition(function) for function in functions])
+    names: dict[str, str] = {}
+    for message in messages:
+        turn = chat.messages.add(role=_ROLES.get(message.role, message.role), content=message.text())
+        for call in message.tool_calls or ():
+            names[call.id] = call.function.name
+            arguments = call.function.arguments or "{}"
+            turn.tool_calls.add(id=_id(call.id, tool_format), name=call.function.name, arguments=arguments)
+        name = message.name
+        if message.role == "tool" and message.tool_call_id is not None:
+            turn.tool_call_id = _id(message.tool_call_id, tool_format)
+            name = name or names.get(message.tool_call_id)
+        if name is not None:
+            turn.name = name
+    return chat
+
+
+def _definition(function: Function) -> str:
+    told = {"name": function.name, "description": function.description or ""}
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return json.dumps({"type": "function", "function": {**told, "parameters": parameters}}, ensure_ascii=False)
+
+
+def _id(given: str, tool_format: str) -> str:
+    if tool_format != "mistral" or _MISTRAL_ID.fullmatch(given):
+        return given
+    return blake2b(given.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
+
+
+def chat_in_words(messages: Sequence[Message], tool_format: str, instructions: str = "") -> inference_pb2.Chat:
+    """A conversation for a template that knows no tools.
+
+    Args:
+        messages: checked ones.
+        tool_format: the name of the format that calls are written in.
         instructions: stand before everything else.
     """
     chat = inference_pb2.Chat()
@@ -60,7 +98,7 @@ def chat_of(
                 chat.messages[-1].content += f"\n\n{text}"
                 continue
         calls = [
-            PARSERS[parser].written(call.function.name, call.function.arguments or "{}")
+            PARSERS[tool_format].written(call.function.name, call.function.arguments or "{}")
             for call in message.tool_calls or ()
         ]
         names.update((call.id, call.function.name) for call in message.tool_calls or ())
@@ -72,12 +110,10 @@ def chat_of(
         if message.name is not None:
             turn.name = message.name
         before = message
-    if add_generation_prompt is not None:
-        chat.add_generation_prompt = add_generation_prompt
     return chat
 
 
-def tool_instructions(functions: Sequence[Function], parser: str, required: bool, named: Function | None) -> str:
+def tool_instructions(functions: Sequence[Function], tool_format: str, required: bool, named: Function | None) -> str:
     """What the model is told of the functions; nothing when there are none."""
     if not functions:
         return ""
@@ -94,6 +130,6 @@ def tool_instructions(functions: Sequence[Function], parser: str, required: bool
         example = PARSERS["json"].written("NAME", "{...}")
         how = f"Call one or more of them now: reply with a JSON list and nothing else, like\n[{example}]"
     else:
-        example = PARSERS[parser].written("NAME", "{...}")
+        example = PARSERS[tool_format].written("NAME", "{...}")
         how = f"To call one, reply with nothing else but\n{example}\nOtherwise answer as usual."
     return f"You can call these functions:\n{lines}\n{how}"

@@ -1,6 +1,5 @@
 """The outermost layer of the app: request ids, the access log, HTTP metrics, and the last catch of exceptions."""
 
-import json
 import logging
 import re
 import time
@@ -9,7 +8,8 @@ import uuid
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import CLIENT_CLOSED_REQUEST, ClientGone, internal
+from gateway.error_replies import error_reply
+from gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGone, internal
 from gateway.metrics import Metrics
 
 logger = logging.getLogger("gateway")
@@ -24,9 +24,10 @@ _QUIET = frozenset(("/health", "/livez", "/metrics"))
 class Edge:
     """ASGI middleware. Every HTTP request passes it, whatever becomes of it."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_header_bytes: int) -> None:
         self._app = app
         self._metrics = metrics
+        self._max_header_bytes = max_header_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request and never raises an Exception."""
@@ -45,13 +46,16 @@ class Edge:
             await send(message)
 
         try:
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
+                await error_reply(scope, _headers_too_long(self._max_header_bytes))(scope, receive, send_tagged)
+                return
             await self._app(scope, receive, send_tagged)
         except ClientGone:
             status = CLIENT_CLOSED_REQUEST
         except Exception:
             error = internal(f"request {request_id}")
             if status == 0:
-                await _send_json(send_tagged, error.status, json.dumps(error.body()).encode())
+                await error_reply(scope, error)(scope, receive, send_tagged)
         finally:
             self._record(scope, request_id, status, time.perf_counter() - began)
 
@@ -68,12 +72,10 @@ class Edge:
             )  # fmt: skip
 
 
+def _headers_too_long(most: int) -> ApiError:
+    return ApiError(431, f"The headers are longer than {most} bytes.", code="request_header_fields_too_large")
+
+
 def _request_id(scope: Scope) -> str:
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-async def _send_json(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -27,7 +27,7 @@ _MAX_QUEUED_EVENTS = 64
 # The router's metadata that clients get as headers. A stream's headers are sent before the last one is known.
 ROUTE_HEADERS = (
     "x-quire-worker", "x-quire-reason", "x-quire-predicted-cached-tokens", "x-quire-cached-tokens", "x-quire-queue-ms",
-    "x-quire-prefill-ms",
+    "x-quire-prefill-ms", "x-quire-moves",
 )  # fmt: skip
 
 _REASONS: dict[int, FinishReason] = {
@@ -82,8 +82,21 @@ class Generation:
         metrics: Metrics,
         streamed: bool,
         on_close: Callable[["Generation"], None],
+        on_tokens: Callable[[int], None] | None = None,
     ) -> None:
-        """Begins the calls; ``timeout`` is the seconds they may take. Needs a running loop and at least one request."""
+        """Begins the calls. Needs a running loop.
+
+        Args:
+            stub: of the router.
+            requests: at least one.
+            timeout: seconds that the calls may take.
+            param_of: names the body's fields.
+            metrics: count what happens.
+            streamed: times between pieces are measured.
+            on_close: is called once, at the end.
+            on_tokens: is told how many tokens were used, in parts: each prompt's, and each choice's at its end. Of a
+                choice that does not come to its end, as many as it has had pieces.
+        """
         self.id = requests[0].request_id
         self._n = requests[0].n or 1
         self.num_choices = self._n * len(requests)
@@ -95,8 +108,14 @@ class Generation:
         self._arrival = time.perf_counter()
         self._param_of = param_of
         self._metrics = metrics
-        self._streamed = streamed
+        # Whether text is sent as it comes, and not all at the end.
+        self.streamed = streamed
         self._on_close = on_close
+        self._on_tokens = on_tokens
+        # Of the choices that have not ended.
+        self._pieces_sent: dict[int, int] = {}
+        self._unfinished = set(range(self.num_choices))
+        self._cut: set[int] = set()
         self._closed = False
         self._stopped_by: ApiError | ClientGone | None = None
         self._pumps: list[asyncio.Task[None]] = []
@@ -119,10 +138,11 @@ class Generation:
             self.prompt_tokens += event.started.prompt_tokens
         self.route = _route_headers(await self._calls[0].initial_metadata())
         self._metrics.prompt_tokens.inc(self.prompt_tokens)
+        if self._on_tokens is not None:
+            self._on_tokens(self.prompt_tokens)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """All text, in order within a choice, and the ending of each choice."""
-        unfinished = set(range(self.num_choices))
         last_time: dict[int, float] = {}
         async for prompt, event in self._events():
             kind = event.WhichOneof("event")
@@ -132,22 +152,43 @@ class Generation:
                 continue
             body = event.delta if kind == "delta" else event.finished
             index = prompt * self._n + body.index
-            if kind == "started" or body.index >= self._n or index not in unfinished:
+            if index in self._cut:
+                continue
+            if kind == "started" or body.index >= self._n or index not in self._unfinished:
                 raise internal(f"the router sent {kind} for choice {body.index}, which does not run")
             if kind == "delta":
                 delta = event.delta
                 if delta.text or delta.logprobs.logprobs:
-                    if self._streamed:
+                    if self.streamed:
                         self._observe_piece(index, last_time)
+                    if self._on_tokens is not None:
+                        self._pieces_sent[index] = self._pieces_sent.get(index, 0) + 1
                     tokens = tokens_of(delta.logprobs, iter(delta.token_bytes), iter(delta.top_token_bytes))
                     yield Piece(index, delta.text, tokens)
+                    if not self._unfinished:
+                        return  # the caller has cut off what was left
                 continue
-            unfinished.discard(index)
+            self._unfinished.discard(index)
+            self._pieces_sent.pop(index, None)
             yield Piece(index, ending=self._end(prompt, event.finished))
         self.route.update(_route_headers(await self._calls[0].trailing_metadata()))
-        if unfinished:
-            raise internal(f"the router ended its stream with {len(unfinished)} choices unfinished")
+        if self._unfinished:
+            raise internal(f"the router ended its stream with {len(self._unfinished)} choices unfinished")
         self._metrics.e2e_request_latency.observe(time.perf_counter() - self._arrival)
+
+    def cut(self, index: int, reason: FinishReason) -> None:
+        """Ends a choice of a streamed request from here; a request of which nothing is wanted is ended by ``close``.
+
+        What it took is then known by its pieces alone.
+        """
+        self._cut.add(index)
+        self._unfinished.discard(index)
+        tokens = self._pieces_sent.pop(index, 0)
+        self.completion_tokens += tokens
+        self._metrics.generation_tokens.inc(tokens)
+        self._metrics.request_success.labels(reason).inc()
+        if self._on_tokens is not None:
+            self._on_tokens(tokens)
 
     def stop(self, why: ApiError | ClientGone) -> None:
         """Cancels the calls; whoever waits for a piece gets ``why`` raised. Does nothing when stopped already."""
@@ -166,6 +207,8 @@ class Generation:
         for call in self._calls:
             call.cancel()
         self._metrics.num_requests_running.dec()
+        if self._on_tokens is not None:
+            self._on_tokens(sum(self._pieces_sent.values()))
         self._on_close(self)
 
     async def _events(self) -> AsyncIterator[_Event]:
@@ -247,6 +290,8 @@ class Generation:
         cached = self._cached_tokens.get(prompt, usage.cached_tokens)
         self._cached_tokens[prompt] = min(cached, usage.cached_tokens)
         self._metrics.generation_tokens.inc(usage.completion_tokens)
+        if self._on_tokens is not None:
+            self._on_tokens(usage.completion_tokens)
         self._metrics.request_success.labels(reason).inc()
         cause = finished.WhichOneof("stop_cause")
         return Ending(reason, getattr(finished, cause) if cause else None)

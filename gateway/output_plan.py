@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from gateway.chat_dialect import thinks
 from gateway.config import GatewayConfig
 from gateway.constraint import constraint_of
 from gateway.errors import invalid
@@ -14,8 +15,8 @@ from gateway.tool_parsers.forced_call import ForcedCallParser
 from gateway.tools import named, offered, parallel, parameters_schema
 
 
-def output_plan(body: GenerateBody, config: GatewayConfig) -> OutputPlan:
-    """The plan of a request. Raises ApiError (400)."""
+def output_plan(body: GenerateBody, config: GatewayConfig, tool_format: str) -> OutputPlan:
+    """The plan of a request; calls are read in ``tool_format``. Raises ApiError (400)."""
     constraint = constraint_of(body)
     check = OutputCheck(constraint)
     if not isinstance(body, ChatBody):
@@ -23,7 +24,8 @@ def output_plan(body: GenerateBody, config: GatewayConfig) -> OutputPlan:
     # What a grammar binds, it binds from the first token on: there is no room for reasoning.
     reasoning = None
     if constraint is None and config.reasoning_parser:
-        reasoning = partial(reasoning_parser, config.reasoning_parser)
+        # Told not to think, a template opens no reasoning.
+        reasoning = partial(reasoning_parser, config.reasoning_parser if thinks(body) else "qwen3")
     functions = offered(body)
     if not functions:
         return OutputPlan(check, reasoning)
@@ -35,7 +37,7 @@ def output_plan(body: GenerateBody, config: GatewayConfig) -> OutputPlan:
             "tools", f"tools and {constraint.param} cannot be followed together; with tool_choice none they can"
         )
     names = [function.name for function in functions]
-    parser = PARSERS["json" if body.tool_choice == "required" else config.tool_format]
+    parser = PARSERS["json" if body.tool_choice == "required" else tool_format]
     strict = {
         function.name: SchemaCheck(parameters_schema(function), f"tools.{index}.function.parameters")
         for index, function in enumerate(functions)

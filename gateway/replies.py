@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class ErrorObject(BaseModel):
@@ -115,6 +115,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageReply
+    service_tier: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class TextChoice(BaseModel):
@@ -180,6 +181,7 @@ class ChatCompletionChunk(BaseModel):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    service_tier: str | None = None
     choices: list[ChatChunkChoice]
     usage: UsageReply | None = None
 
@@ -241,6 +243,12 @@ class StatusReply(BaseModel):
     """The reply of the probes."""
 
     status: Literal["ok"] = "ok"
+
+
+class LoadReply(BaseModel):
+    """The reply of GET /load: generating requests that wait or run in this gateway, by vLLM's name."""
+
+    server_load: int
 
 
 class VersionReply(BaseModel):

@@ -15,7 +15,7 @@ MAX_STOP_LENGTH = 256
 MAX_PROMPTS = 256
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 64
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 MAX_ID_LENGTH = 256
 # The documented default of the older endpoint; chat goes on until the context is full.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -33,7 +33,8 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-def _string_or_list(value: Any) -> str | None:
+def string_or_list(value: Any) -> str | None:
+    """Which of the two a value is, for unions of them; None when it is neither."""
     if isinstance(value, str):
         return "string"
     return "list" if isinstance(value, list) else None
@@ -57,7 +58,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stop = Annotated[
     Annotated[StopString, Tag("string")] | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
     Discriminator(
-        _string_or_list,
+        string_or_list,
         custom_error_type="stop_type",
         custom_error_message="Input should be a string or a list of strings",
     ),
@@ -87,7 +88,7 @@ class TextPart(Body):
 Content = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
     Discriminator(
-        _string_or_list,
+        string_or_list,
         custom_error_type="content_type",
         custom_error_message="Input should be a string or a list of text parts",
     ),
@@ -242,6 +243,8 @@ class GenerateBody(Body):
     min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     skip_reading_prefix_cache: bool | None = None
+    # flex, priority and others; ``service_tier`` says what they are here.
+    service_tier: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
@@ -269,6 +272,9 @@ class ChatBody(GenerateBody):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # Values for the model's chat template, by its names for them, say enable_thinking.
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
 
@@ -291,6 +297,8 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     messages: Messages | None = None
     add_generation_prompt: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(Body):

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.dependencies import ERRORS, FromUpstream
 from gateway.metrics import CONTENT_TYPE, Metrics
-from gateway.replies import StatusReply, VersionReply
-from gateway.routes import ERRORS, FromUpstream
+from gateway.replies import LoadReply, StatusReply, VersionReply
 
 router = APIRouter(responses={"5XX": ERRORS["5XX"]})
 
@@ -33,6 +33,12 @@ async def version() -> VersionReply:
         return VersionReply(version=metadata.version("quire"))
     except metadata.PackageNotFoundError:
         return VersionReply(version="unknown")
+
+
+@router.get("/load")
+async def load(upstream: FromUpstream) -> LoadReply:
+    """How busy this process is, for who spreads requests over several."""
+    return LoadReply(server_load=upstream.num_running)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

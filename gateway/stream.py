@@ -4,14 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.chunks import DONE, KEEP_ALIVE, Chunks, event
 from gateway.errors import ApiError, ClientGone, internal
-from gateway.generation import Generation
+from gateway.generation import Ending, Generation, Piece
 from gateway.logprobs import LogprobShaper
 from gateway.output_reader import Delta, OutputReader
 from gateway.replies import PromptTokensDetails, UsageReply
@@ -20,6 +19,7 @@ logger = logging.getLogger("gateway")
 
 # Seconds of silence after which a comment is sent, so that proxies do not take the connection for dead.
 KEEP_ALIVE_S = 15.0
+_KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def usage_of(generation: Generation) -> UsageReply:
@@ -48,15 +48,37 @@ async def _watch(receive: Receive, generation: Generation) -> None:
     generation.stop(ClientGone())
 
 
+class EventWriter(Protocol):
+    """Writes the events of one stream in some API's form; each method gives the bytes of whole events, or none."""
+
+    def opening(self) -> bytes:
+        """What comes before everything else."""
+
+    def text(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
+        """New content of a choice."""
+
+    def delta(self, index: int, delta: Delta, logprobs: dict[str, Any] | None = None) -> bytes:
+        """Something new of a choice; an empty delta only has log-probabilities."""
+
+    def finish(self, index: int, ending: Ending) -> bytes:
+        """The end of a choice."""
+
+    def end(self, usage: UsageReply) -> bytes:
+        """The end of a stream all of whose choices have ended."""
+
+    def error(self, error: ApiError) -> bytes:
+        """The end of a stream that broke."""
+
+
 class EventStream(Response):
     """The response of a streamed request whose generation has been started; closes the generation."""
 
     def __init__(
         self,
         generation: Generation,
-        chunks: Chunks,
+        pieces: AsyncIterator[Piece],
+        writer: EventWriter,
         *,
-        include_usage: bool,
         headers: Mapping[str, str],
         readers: Sequence[OutputReader],
         splits: bool,
@@ -66,6 +88,9 @@ class EventStream(Response):
         """Takes a started generation.
 
         Args:
+            pieces: of it, to be sent.
+            writer: of the events.
+            headers: beside those that every stream has.
             readers: one for each choice.
             splits: whether messages are sent in the readers' parts; they only check the text otherwise.
             echoes: the texts that choices begin with.
@@ -76,8 +101,8 @@ class EventStream(Response):
         self.media_type = "text/event-stream"
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         self._generation = generation
-        self._chunks = chunks
-        self._include_usage = include_usage
+        self._pieces = pieces
+        self._writer = writer
         self._readers = readers
         self._splits = splits
         self._echoes = echoes
@@ -90,10 +115,10 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with stopped_with_client(receive, self._generation):
-                await self._write(send, self._chunks.opening())
+                await self._write(send, self._writer.opening())
                 if self._shaper is None:  # else each comes with the log-probabilities of its tokens
                     for index, text in enumerate(self._echoes):
-                        await self._write(send, self._chunks.text(index, text))
+                        await self._write(send, self._writer.text(index, text))
                 beat = asyncio.create_task(self._beat(send))
                 await self._send_pieces(send)
             beat.cancel()
@@ -104,14 +129,14 @@ class EventStream(Response):
             self._generation.close()
 
     async def _send_pieces(self, send: Send) -> None:
-        chunks = self._chunks
+        writer = self._writer
         try:
-            async for piece in self._generation.pieces():
+            async for piece in self._pieces:
                 reader = self._readers[piece.index]
                 if piece.ending is not None:
                     deltas, ending = reader.finish(piece.ending)
-                    last = [chunks.delta(piece.index, delta) for delta in deltas] if self._splits else []
-                    last.append(chunks.finish(piece.index, ending.reason, ending.stop_reason))
+                    last = [writer.delta(piece.index, delta) for delta in deltas] if self._splits else []
+                    last.append(writer.finish(piece.index, ending))
                     await self._write(send, b"".join(last))
                     continue
                 logprobs = self._shaper.shape(piece.index, piece.tokens) if self._shaper else None
@@ -120,24 +145,23 @@ class EventStream(Response):
                 else:
                     reader.push(piece.text)
                     text = self._echoes[piece.index] if piece.of_prompt else piece.text
-                    await self._write(send, chunks.text(piece.index, text, logprobs))
+                    await self._write(send, writer.text(piece.index, text, logprobs))
         except ClientGone:
             raise
         except Exception as error:
-            # The status line is sent: all that is left is an event, and no [DONE], so that nobody takes it for an end.
+            # The status line is sent: all that is left is an event.
             answer = error if isinstance(error, ApiError) else internal("a stream broke")
             logger.info("stream %s ended with an error: %d %s", self._generation.id, answer.status, answer.message)
-            await self._write(send, event(answer.body()))
+            await self._write(send, writer.error(answer))
             return
-        usage = chunks.usage(usage_of(self._generation)) if self._include_usage else b""
-        await self._write(send, usage + DONE)
+        await self._write(send, writer.end(usage_of(self._generation)))
 
     def _parts(self, index: int, deltas: list[Delta], logprobs: dict[str, Any] | None) -> bytes:
         """Chunks of what a piece of text came to, which may be nothing yet; the first has the log-probabilities."""
         if not deltas and logprobs is None:
             return b""
         first, *others = deltas or [{}]
-        pieces = [self._chunks.delta(index, first, logprobs), *(self._chunks.delta(index, delta) for delta in others)]
+        pieces = [self._writer.delta(index, first, logprobs), *(self._writer.delta(index, delta) for delta in others)]
         return b"".join(pieces)
 
     async def _write(self, send: Send, data: bytes) -> None:
@@ -154,4 +178,4 @@ class EventStream(Response):
             if wait > 0:
                 await asyncio.sleep(wait)
             else:
-                await self._write(send, KEEP_ALIVE)
+                await self._write(send, _KEEP_ALIVE)

@@ -5,8 +5,9 @@ Pure functions: no I/O, no clock, no state.
 
 import re
 
+from gateway.chat_dialect import Dialect
 from gateway.constraint import constraint_of
-from gateway.conversation import chat_of, tool_instructions
+from gateway.conversation import chat_in_words, chat_with_tools, tool_instructions
 from gateway.errors import ParamOf, invalid
 from gateway.schema import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerateBody, TokenizeBody
 from gateway.tools import named, offered
@@ -15,16 +16,34 @@ from protos import inference_pb2, sampling_pb2
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
-def chat_requests(body: ChatBody, request_id: str, tool_format: str = "json") -> list[inference_pb2.GenerateRequest]:
-    """The one call that a chat request makes; calls of tools are written in ``tool_format``."""
+JSON_DIALECT = Dialect("json")
+"""Of a model about which nothing is known."""
+
+
+def chat_requests(
+    body: ChatBody, request_id: str, dialect: Dialect = JSON_DIALECT
+) -> list[inference_pb2.GenerateRequest]:
+    """The one call that a chat request makes."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     request = _request(body, request_id, max_tokens)
     if body.logprobs:
         request.output.logprobs = body.top_logprobs or 0
         request.output.token_bytes = True
-    instructions = tool_instructions(offered(body), tool_format, body.tool_choice == "required", named(body))
-    request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt, tool_format, instructions))
+    if dialect.native:
+        chat = chat_with_tools(body.messages, offered(body), dialect.tool_format)
+    else:
+        required = body.tool_choice == "required"
+        instructions = tool_instructions(offered(body), dialect.tool_format, required, named(body))
+        chat = chat_in_words(body.messages, dialect.tool_format, instructions)
+    request.chat.CopyFrom(_completed(chat, body, dialect))
     return [request]
+
+
+def _completed(chat: inference_pb2.Chat, body: ChatBody | TokenizeBody, dialect: Dialect) -> inference_pb2.Chat:
+    if body.add_generation_prompt is not None:
+        chat.add_generation_prompt = body.add_generation_prompt
+    chat.template_kwargs = dialect.template_kwargs
+    return chat
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[inference_pb2.GenerateRequest]:
@@ -47,13 +66,19 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[inference
     return requests
 
 
-def tokenize_request(body: TokenizeBody, tool_format: str = "json") -> inference_pb2.TokenizeRequest:
+def tokenize_request(body: TokenizeBody, dialect: Dialect = JSON_DIALECT) -> inference_pb2.TokenizeRequest:
     """The call of POST /tokenize. Raises ApiError (400) unless there is exactly one of prompt and messages."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "either prompt or messages is needed, and not both")
     request = inference_pb2.TokenizeRequest(model=body.model)
     if body.messages is not None:
-        request.chat.CopyFrom(chat_of(body.messages, body.add_generation_prompt, tool_format))
+        functions = [tool.function for tool in body.tools or ()]
+        if dialect.native:
+            chat = chat_with_tools(body.messages, functions, dialect.tool_format)
+        else:
+            instructions = tool_instructions(functions, dialect.tool_format, required=False, named=None)
+            chat = chat_in_words(body.messages, dialect.tool_format, instructions)
+        request.chat.CopyFrom(_completed(chat, body, dialect))
     else:
         request.text = body.prompt or ""
     if body.add_special_tokens is not None:
@@ -78,6 +103,8 @@ def param_names(body: object) -> ParamOf:
         if steps[0] in ("sampling", "stopping") and len(steps) > 1:
             del steps[0]
         # chat.messages.0.role is messages.0.role for the client, token_ids.ids.3 is prompt.3, choices.texts.1 choice.1.
+        if steps[0] == "chat" and steps[1:2] in (["tools"], ["template_kwargs"]):
+            return ".".join([{"tools": "tools", "template_kwargs": "chat_template_kwargs"}[steps[1]], *steps[2:]])
         if steps[:2] in (["chat", "messages"], ["token_ids", "ids"], ["choices", "texts"]):
             del steps[1]
         steps[0] = renamed.get(steps[0], steps[0])

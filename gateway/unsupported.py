@@ -45,7 +45,6 @@ _CHAT: Mapping[str, Harmless] = {
     "audio": _never,
     "continue_final_message": _one_of(False),
     "chat_template": _never,
-    "chat_template_kwargs": _empty,
 }
 
 _COMPLETION: Mapping[str, Harmless] = {

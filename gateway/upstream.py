@@ -1,13 +1,16 @@
 """The gateway's one connection to the router: owns the channel and knows which requests run over it."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.access.limits import KeyUse
 from gateway.config import GatewayConfig
 from gateway.errors import ParamOf, from_rpc, unavailable
 from gateway.generation import Generation
@@ -40,22 +43,56 @@ class Upstream:
         self._draining = False
 
     def generate(
-        self, requests: Sequence[inference_pb2.GenerateRequest], param_of: ParamOf, *, streamed: bool
+        self,
+        requests: Sequence[inference_pb2.GenerateRequest],
+        param_of: ParamOf,
+        *,
+        streamed: bool,
+        key_use: KeyUse | None = None,
     ) -> Generation:
-        """Begins the calls of one request; the caller closes the result. Raises ApiError (503) while draining."""
+        """Begins the calls of one request; the caller closes the result.
+
+        Args:
+            requests: one a prompt.
+            param_of: names the body's fields.
+            streamed: the text is wanted as it comes.
+            key_use: is charged for it.
+
+        Raises:
+            ApiError (503): this process is draining.
+            ApiError (429): a limit of the key is reached.
+        """
         if self._draining:
             raise unavailable("This server is shutting down.")
-        generation = Generation(
-            self._stub,
-            requests,
-            timeout=self._config.request_timeout,
-            param_of=param_of,
-            metrics=self._metrics,
-            streamed=streamed,
-            on_close=self._running.discard,
-        )
+        if key_use is not None:
+            key_use.admit(time.monotonic())
+        try:
+            generation = Generation(
+                self._stub,
+                requests,
+                timeout=self._config.request_timeout,
+                param_of=param_of,
+                metrics=self._metrics,
+                streamed=streamed,
+                on_close=partial(self._ended, key_use),
+                on_tokens=None if key_use is None else lambda count: key_use.charge(time.monotonic(), count),
+            )
+        except BaseException:
+            if key_use is not None:
+                key_use.end()
+            raise
         self._running.add(generation)
         return generation
+
+    def _ended(self, key_use: KeyUse | None, generation: Generation) -> None:
+        self._running.discard(generation)
+        if key_use is not None:
+            key_use.end()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that were begun and not closed."""
+        return len(self._running)
 
     async def list_models(self) -> inference_pb2.ListModelsResponse:
         """The served models. Raises ApiError."""

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from kernels.activation import GATED
 from kernels.float8 import has_float8, widen
+from kernels.fp8_quantize import Quantized, silu_mul_quantize
 
 
 def fp8_product(
@@ -48,10 +49,12 @@ def fp8_gated_product(
     dtype: torch.dtype,
     bias: torch.Tensor | None,
     activation: str,
-) -> torch.Tensor:
+    quantize: bool = False,
+) -> torch.Tensor | Quantized:
     """``act(gate) * up`` of ``gate, up = fp8_product(...)``, the halves of its outputs: [tokens, out / 2].
 
-    ``activation`` is a name in ``kernels.activation.GATED``; the rest as in ``fp8_product``.
+    ``activation`` is a name in ``kernels.activation.GATED``; the rest as in ``fp8_product``. With ``quantize`` the
+    result is ``Quantized`` where that is best done in one with the gate.
     """
     if has_float8(values.device) and dtype != torch.float32:
         from kernels.gpu.linear import MAX_ROWS, skinny_linear
@@ -59,4 +62,5 @@ def fp8_gated_product(
         if len(values) <= MAX_ROWS:
             scales = scale.flatten(), weight_scale.expand(weight.shape[0]).contiguous()
             return skinny_linear(values, weight, bias, activation, scales, dtype)
-    return GATED[activation](fp8_product(values, scale, weight, weight_scale, dtype, bias))
+    outputs = fp8_product(values, scale, weight, weight_scale, dtype, bias)
+    return silu_mul_quantize(outputs) if quantize and activation == "silu" else GATED[activation](outputs)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -45,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="which of the server's models (default: the first)")
     parser.add_argument("--system", help="a system message to open the conversation with")
     parser.add_argument("--temperature", type=float, default=0.2, help="of the answers' words (default %(default)s)")
-    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument(
+        "--api-key", default=os.environ.get("QUIRE_API_KEY"), help="sent as a bearer token (default: QUIRE_API_KEY)"
+    )
     return parser
 
 

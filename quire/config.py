@@ -47,6 +47,8 @@ class ServeConfig:
     log_level: str
     device: str
     tensor_parallel_size: int
+    # Whether clients need a key, which gRPC does not ask for.
+    keys_needed: bool
     # Ready to be put on the processes' command lines.
     worker_flags: tuple[str, ...]
     router_flags: tuple[str, ...]
@@ -82,6 +84,7 @@ class ServeConfig:
             log_level=args.log_level,
             device=args.device,
             tensor_parallel_size=args.tensor_parallel_size,
+            keys_needed=bool(args.api_key or args.api_keys_file or os.environ.get(gateway.config.KEY_VARIABLE)),
             worker_flags=forwarded_flags(worker.config.add_arguments, args),
             router_flags=forwarded_flags(router.config.add_arguments, args),
             gateway_flags=forwarded_flags(gateway.config.add_arguments, args),

@@ -11,7 +11,8 @@ from quire.models import served_name
 from quire.placement import place_workers, usable_cores, visible_gpus
 from quire.ports import PortWish, choose_ports, join, local_host
 
-# Workers take requests from anyone who can reach them, so nobody outside this machine can.
+# Workers take requests from anyone who can reach them, so nobody outside this machine can. So does the router, which
+# is kept in as well where the gateway asks for keys.
 _WORKER_HOST = "127.0.0.1"
 _HERE = Path(__file__).resolve().parents[1]
 
@@ -36,6 +37,8 @@ class Plan:
     workers: tuple[ProcessPlan, ...]
     router: ProcessPlan
     gateway: ProcessPlan
+    # Whether clients must show a key.
+    keys_needed: bool = False
 
 
 def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> Plan:
@@ -47,7 +50,8 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
     """
     gpus, gpus_each = visible_gpus(environ), config.tensor_parallel_size
     places = place_workers(config.workers, config.device, environ, usable_cores(), gpus, gpus_each)
-    wishes = [PortWish("--port", config.host, config.port), PortWish("--grpc-port", config.host, config.grpc_port)]
+    grpc_host = _WORKER_HOST if config.keys_needed else config.host
+    wishes = [PortWish("--port", config.host, config.port), PortWish("--grpc-port", grpc_host, config.grpc_port)]
     for index in range(config.workers):
         wishes.append(PortWish("--worker-port", _WORKER_HOST, config.worker_port and config.worker_port + index))
     port, grpc_port, *worker_ports = choose_ports(wishes)
@@ -66,12 +70,12 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
     )
     names = config.served_model_names or (served_name(config.model),)
     urls = ",".join(worker.address for worker in workers)
-    grpc_address = join(local_host(config.host), grpc_port)
+    grpc_address = join(local_host(grpc_host), grpc_port)
     router = ProcessPlan(
         name="router",
         package="router",
         args=(
-            *(*_listen(model, config.host, grpc_port), *everyone, *config.router_flags),
+            *(*_listen(model, grpc_host, grpc_port), *everyone, *config.router_flags),
             *("--worker-urls", urls, "--served-model-name", *names),
         ),
         address=grpc_address,
@@ -87,7 +91,7 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
         address=join(local_host(config.host), port),
         environment=environment,
     )
-    return Plan(names, workers, router, gateway)
+    return Plan(names, workers, router, gateway, config.keys_needed)
 
 
 def _listen(model: Path, host: str, port: int) -> tuple[str, ...]:

@@ -94,9 +94,10 @@ def ready_message(plan: Plan, seconds: float) -> str:
     """What is printed when everything is ready: the addresses, and a command to paste."""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": plan.model_names[0], "messages": [question], "temperature": 0}
+    key = '-H "Authorization: Bearer $QUIRE_API_KEY" ' if plan.keys_needed else ""
     return (
         f"\nQuire is ready after {seconds:.1f} s: OpenAI API http://{plan.gateway.address}/v1, "
         f"gRPC {plan.router.address}, model {plan.model_names[0]}\n"
         f"  curl http://{plan.gateway.address}/v1/chat/completions -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))}\n\n"
+        f"{key}-d {shlex.quote(json.dumps(body))}\n\n"
     )

@@ -19,13 +19,14 @@ from router.config import PROG, ConfigError, RouterConfig, parse_args
 from router.discovery import Discovery, RegistryServicer
 from router.fleet import Fleet
 from router.fleet_view import FleetView
+from router.metrics import RouterCollector, serve_metrics
 from router.prompt_encoder import PromptEncoder
 from router.recovery import Recovery
 from router.routing.dispatcher import Dispatcher
 from router.routing.fair_queue import FairQueue
 from router.routing.policies import POLICIES
 from router.routing.prefix_index import PrefixIndex
-from router.routing.virtual_counters import VirtualCounters
+from router.routing.tenant_counters import TenantCounters
 from router.scheduler import Scheduler
 from router.server import InferenceServicer
 from router.tokenizer import Tokenizer
@@ -75,33 +76,48 @@ async def serve(config: RouterConfig) -> int:
     if tokenizer is None:
         return 1
     router = Router(config, tokenizer, server)
+    stop_metrics = None
+    if config.metrics_port is not None:
+        try:
+            stop_metrics = serve_metrics(router.collector, config.host, config.metrics_port)
+        except OSError as error:
+            logger.error("cannot listen on %s:%d for metrics: %s", config.host, config.metrics_port, error.strerror)
+            return 1
     await router.start()
     logger.info("listening on %s:%d, model %s", config.host, port, ", ".join(config.model_names))
     await stop.wait()
     logger.info("shutting down")
     await router.stop(config.shutdown_timeout)
+    if stop_metrics is not None:
+        stop_metrics()
     return 0
 
 
 class Router:
-    """The parts of one router, put together around a gRPC server that is not started yet."""
+    """The parts of one router, put together around a gRPC server that is not started yet.
+
+    Attributes:
+        collector: what it measures.
+    """
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, server: grpc.aio.Server) -> None:
         self._server = server
         self._readiness = asyncio.Event()
         self._fleet = Fleet(tokenizer.model_vocab_size, config.worker_timeout)
         self._discovery = Discovery(config.worker_urls, self._fleet.set_addresses)
-        index, counters = PrefixIndex(), VirtualCounters()
+        index, counters = PrefixIndex(), TenantCounters()
         order = FairQueue(counters)
         dispatcher = Dispatcher(index, order, POLICIES[config.policy]())
         view = FleetView(index, dispatcher, counters)
         queue = WaitingQueue(order, dispatcher, config.max_num_queued_reqs, config.max_num_queued_tokens)
+        self.collector = RouterCollector(self._fleet, view, queue)
         self._scheduler = Scheduler(self._fleet, view, queue, dispatcher, config.max_queue_wait, self._readiness.set)
         self._recovery = Recovery(config.max_attempts, self._scheduler.put_back)
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
-            config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery
-        )
+            config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery,
+            config.max_unsent_bytes,
+        )  # fmt: skip
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)
         self._registry = RegistryServicer(self._fleet.set_addresses)

@@ -8,6 +8,8 @@ from typing import NoReturn
 
 PROG = "quire router"
 DNS_SCHEME = "dns:///"
+# A pause costs computing the prompt again, unless it is still cached: it must not come after every few tokens.
+MIN_UNSENT_BYTES = 64 * 1024
 POLICIES = ("prefix", "round_robin", "random", "least_load", "power_of_two", "session")
 
 
@@ -24,6 +26,7 @@ class RouterConfig:
     enable_worker_registration: bool = False
     host: str = "127.0.0.1"
     port: int = 50051
+    metrics_port: int | None = None
     served_model_name: tuple[str, ...] = ()
     tokenizer: Path | None = None
     chat_template: Path | None = None
@@ -31,6 +34,7 @@ class RouterConfig:
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int = 4_194_304
     max_queue_wait: float = 60.0
+    max_unsent_bytes: int = 4 * 1024 * 1024
     tokenizer_threads: int = 4
     worker_timeout: float = 5.0
     max_attempts: int = 3
@@ -66,9 +70,13 @@ class RouterConfig:
             raise ConfigError("--served-model-name has an empty name; leave the flag out for the model's own name")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 (any free port) to 65535")
+        if self.metrics_port is not None and not 1 <= self.metrics_port <= 65535:
+            raise ConfigError(f"--metrics-port is {self.metrics_port}; it must be 1 to 65535")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens", "tokenizer_threads", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
+        if self.max_unsent_bytes < MIN_UNSENT_BYTES:
+            raise ConfigError(f"--max-unsent-bytes is {self.max_unsent_bytes}; it must be at least {MIN_UNSENT_BYTES}")
         for name in ("max_queue_wait", "worker_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be above 0 seconds")
@@ -104,6 +112,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port", type=int, default=default.port, help="gRPC port; 0 takes a free one (default %(default)s)"
     )
+    group.add_argument(
+        "--metrics-port", type=int, default=default.metrics_port, metavar="PORT",
+        help="HTTP port for the router's metrics in Prometheus' text format (default: none)",
+    )  # fmt: skip
     group.add_argument(
         "--worker-urls", nargs="+", action="extend", default=[], metavar="HOST:PORT",
         help="the workers' gRPC addresses, separated by spaces or commas; they need not be there yet. "
@@ -147,6 +159,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-queue-wait", type=float, default=default.max_queue_wait, metavar="S",
         help="seconds that a request waits for a worker before it is refused (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-unsent-bytes", type=int, default=default.max_unsent_bytes, metavar="N",
+        help="about how much of a stream the router holds for a client that reads too slowly; then the stream is "
+        "paused, and goes on when the client has caught up (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--worker-timeout", type=float, default=default.worker_timeout, metavar="S",

@@ -17,6 +17,7 @@
 Every message is written for the client. What Python says of an unforeseen exception goes to the log only.
 """
 
+import asyncio
 import functools
 import logging
 import uuid
@@ -155,6 +156,10 @@ def to_status(error: RequestError) -> grpc.Status:
     return converted
 
 
+# From a message that could not be sent to the news that its client has hung up, generously.
+_CANCELLATION_S = 1.0
+
+
 def answers_errors(method: Callable[..., Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
     """Makes a servicer's method end its call with the status of the RequestError that it raises, or with INTERNAL."""
 
@@ -164,6 +169,10 @@ def answers_errors(method: Callable[..., Awaitable[Reply]]) -> Callable[..., Awa
             return await method(servicer, request, context)
         except RequestError as caught:
             error = caught
+        except grpc.aio.InternalError as caught:
+            # Something could not be sent. Where the client hung up meanwhile, this call is about to be cancelled.
+            await asyncio.sleep(_CANCELLATION_S)
+            error = InternalError(f"{method.__name__}: {type(caught).__name__}", trace=True)
         except Exception as caught:
             error = InternalError(f"{method.__name__}: {type(caught).__name__}", trace=True)
         await context.abort_with_status(to_status(error))

@@ -8,8 +8,8 @@ from router.routing.cache_mirror import CacheMirror
 from router.routing.dispatcher import Dispatcher
 from router.routing.predictions import PredictionCounters
 from router.routing.prefix_index import PrefixIndex
+from router.routing.tenant_counters import TenantCounters
 from router.routing.throughput import Throughput
-from router.routing.virtual_counters import VirtualCounters
 from router.routing.worker_view import Placed, WorkerView, level_rates
 from router.worker_link import WorkerLink
 
@@ -51,7 +51,7 @@ class FleetView:
         predictions: how well it was foretold what is cached.
     """
 
-    def __init__(self, index: PrefixIndex, dispatcher: Dispatcher, counters: VirtualCounters) -> None:
+    def __init__(self, index: PrefixIndex, dispatcher: Dispatcher, counters: TenantCounters) -> None:
         self._index = index
         self._dispatcher = dispatcher
         self._counters = counters

@@ -1,10 +1,11 @@
 """Turns a request's prompt into ids. Blocking: servers call it in threads."""
 
 from protos import inference_pb2
+from router.chat import characters_of, check_extras, check_messages
 from router.chat_template import TemplateRefusal
 from router.errors import InvalidArgument
 from router.tokenizer import Tokenizer
-from router.validation import check_chat, check_ids, check_text_length
+from router.validation import check_ids, check_text_length
 
 PromptRequest = inference_pb2.GenerateRequest | inference_pb2.ExplainRequest | inference_pb2.TokenizeRequest
 
@@ -44,13 +45,16 @@ def encode_prompt(
 
 
 def _encode_chat(tokenizer: Tokenizer, chat: inference_pb2.Chat, max_model_len: int) -> list[int]:
-    messages = check_chat(chat)
+    messages = check_messages(chat)
+    extras = check_extras(chat)
+    template = tokenizer.chat_template
+    if template is not None and (taken := template.reserved & extras.kwargs.keys()):
+        raise InvalidArgument("chat.template_kwargs", f"{min(taken)} is the server's to give to the chat template")
     if max_model_len:
-        characters = sum(len(message.content) for message in messages)
-        check_text_length("chat", characters, tokenizer.longest_token, max_model_len)
+        check_text_length("chat", characters_of(chat), tokenizer.longest_token, max_model_len)
     opened = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
     try:
-        return tokenizer.encode_chat(messages, add_generation_prompt=opened)
+        return tokenizer.encode_chat(messages, add_generation_prompt=opened, extras=extras)
     except TemplateRefusal as error:
         raise InvalidArgument("chat", str(error)) from error
 

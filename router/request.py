@@ -118,13 +118,37 @@ class TokenLogprobs:
             top_logprobs=self._top_logprobs[start * count : end * count],
         )
 
+    def forget(self, end: int) -> None:
+        """Those of tokens before ``end`` are wanted no more."""
+        gone, count = end - self._first, self._top_count
+        self._first = end
+        del self._logprobs[:gone], self._top_ids[: gone * count], self._top_logprobs[: gone * count]
+
 
 class Choice:
     """One of a request's continuations. Workers' messages come in by ``take`` and ``finish``."""
 
     __slots__ = (
-        "_cached_tokens", "_decoded", "_detokenizer", "_ending_ids", "_finished", "_logprobs", "_sent_finished",
-        "_sent_ids", "_text", "_wakes", "_watches_text", "attempts", "index", "link", "request", "running", "slot",
+        "_cached_tokens",
+        "_decoded",
+        "_detokenizer",
+        "_ending_ids",
+        "_finished",
+        "_logprobs",
+        "_most_unsent",
+        "_seen",
+        "_sent_finished",
+        "_sent_ids",
+        "_text",
+        "_wakes",
+        "_watches_text",
+        "attempts",
+        "index",
+        "link",
+        "paused",
+        "request",
+        "running",
+        "slot",
         "token_ids",
     )  # fmt: skip
 
@@ -138,6 +162,8 @@ class Choice:
         # Whether that worker has begun to run it.
         self.running = False
         self.token_ids: list[int] = []
+        # Its client is too far behind: no worker is to run it until that has caught up.
+        self.paused = False
         # How often that went wrong.
         self.attempts = Attempts()
         self._cached_tokens: int | None = None
@@ -153,6 +179,9 @@ class Choice:
         self._wakes = not params.final_only
         self._logprobs = TokenLogprobs()
         self._sent_ids = 0
+        # Tokens that were taken to be sent, in whatever form, and how many more there may be.
+        self._seen = 0
+        self._most_unsent = request.max_unsent_bytes // _bytes_a_token(params) if self._wakes else sys.maxsize
         self._finished: inference_pb2.Finished | None = None
         self._sent_finished = False
 
@@ -160,6 +189,11 @@ class Choice:
     def ended(self) -> bool:
         """Nothing more will be generated."""
         return self._finished is not None
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all tokens were taken to be sent."""
+        return self._seen == len(self.token_ids)
 
     @property
     def seed(self) -> int:
@@ -192,7 +226,7 @@ class Choice:
         Tokens that came before are dropped.
 
         Returns:
-            Whether a stop string ended the choice, so that the worker must be told.
+            Whether the worker must be told to end the sequence: a stop string ended the choice, or it is paused.
 
         Raises:
             OutOfStep: tokens are missing in between.
@@ -215,7 +249,8 @@ class Choice:
             self._decode()
         if self._wakes:
             self.request.changed.set()
-        return False
+        self.paused = len(self.token_ids) - self._seen > self._most_unsent
+        return self.paused
 
     def _decode(self) -> None:
         """Turns the ids that were not yet into text; those after a stop string are dropped."""
@@ -299,6 +334,7 @@ class Choice:
         if self._sent_finished:
             return unsent
         params = self.request.params
+        self._seen = len(self.token_ids)
         if self.ended or not params.final_only:
             delta = inference_pb2.Delta(index=self.index)
             if not self.ended:
@@ -326,6 +362,7 @@ class Choice:
         delta.token_ids.extend(ids)
         if params.logprobs is not None:
             delta.logprobs.CopyFrom(self._logprobs.of(start, end))
+            self._logprobs.forget(end)
         if params.token_bytes:
             shown = self.request.token_bytes.shown
             delta.token_bytes.extend(map(shown, ids))
@@ -339,12 +376,16 @@ class Request:
         request_id: unique among running requests.
         params: what was asked.
         deadline: in the loop's time; None: never.
+        max_unsent_bytes: of each choice, about; when a stream's client is further behind, the choice is paused.
     """
 
-    def __init__(self, request_id: str, params: GenerateParams, deadline: float | None) -> None:
+    def __init__(
+        self, request_id: str, params: GenerateParams, deadline: float | None, max_unsent_bytes: int = sys.maxsize
+    ) -> None:
         self.id = request_id
         self.params = params
         self.deadline = deadline
+        self.max_unsent_bytes = max_unsent_bytes
         # Packed ids; known once the prompt was tokenized.
         self.prompt = b""
         self.prompt_tokens = 0
@@ -420,6 +461,11 @@ class Request:
             total.completion_tokens += usage.completion_tokens
             total.cached_tokens += usage.cached_tokens
         return total
+
+
+def _bytes_a_token(params: GenerateParams) -> int:
+    """What an unsent token takes in memory, about: its id and text, and with log-probabilities its alternatives."""
+    return 64 if params.logprobs is None else 128 + 64 * params.logprobs
 
 
 def pack_ids(token_ids: list[int]) -> bytes:

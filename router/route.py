@@ -1,39 +1,54 @@
 """How a request came to its worker, told to clients in the call's metadata."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.routing.worker_view import Placed
 
 Metadata = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Route:
     """The route of a request's first choice.
 
     Attributes:
-        worker: its name.
+        worker: the name of the first worker that ran it.
         placed: why it, and what came of it.
+        last_worker: the name of the one that has it now, or had it last.
+        moves: how often it went on elsewhere.
     """
 
     worker: str
     placed: Placed
+    last_worker: str = field(init=False)
+    moves: int = 0
+
+    def __post_init__(self) -> None:
+        self.last_worker = self.worker
+
+    def move(self, worker: str) -> None:
+        """It goes on at another worker, or at the same one again."""
+        self.last_worker = worker
+        self.moves += 1
 
     def begun(self) -> Metadata:
         """What is known when the request runs: sent before the first message."""
+        return self._of(self.worker)
+
+    def ended(self) -> Metadata:
+        """All of it, sent with the status: the worker is the one that ended it, all else is the first one's."""
+        prefill = _milliseconds(self.placed.placed_at, self.placed.first_token_at)
+        return (*self._of(self.last_worker), ("x-quire-prefill-ms", str(prefill)), ("x-quire-moves", str(self.moves)))
+
+    def _of(self, worker: str) -> Metadata:
         placed = self.placed
         return (
-            ("x-quire-worker", _printable(self.worker)),
+            ("x-quire-worker", _printable(worker)),
             ("x-quire-reason", placed.reason),
             ("x-quire-predicted-cached-tokens", str(placed.predicted_tokens)),
             ("x-quire-cached-tokens", str(placed.cached_tokens or 0)),
             ("x-quire-queue-ms", str(_milliseconds(placed.queued_at, placed.placed_at))),
         )
-
-    def ended(self) -> Metadata:
-        """All of it: sent with the status."""
-        prefill = _milliseconds(self.placed.placed_at, self.placed.first_token_at)
-        return (*self.begun(), ("x-quire-prefill-ms", str(prefill)))
 
 
 def _milliseconds(start: float, end: float | None) -> int:

@@ -71,6 +71,15 @@ class Scheduler:
         # Cancelling frees nothing yet, but others may have waited behind this one.
         self.capacity_changed()
 
+    def resume(self, request: Request) -> None:
+        """What was taken to be sent is sent: paused choices of which nothing is left wait for a worker again."""
+        for choice in request.choices:
+            if choice.paused and choice.caught_up:
+                choice.paused = False
+                if not request.ended and not choice.end_if_complete():
+                    self.put_back(choice)
+                    self.capacity_changed()
+
     def explain(self, prompt: bytes, cache_salt: bytes, session_id: bytes) -> inference_pb2.ExplainResponse:
         """What would become of a prompt (packed ids) that came now."""
         self._view.refresh()
@@ -141,8 +150,10 @@ class Scheduler:
                 self._begin_patience(request)
             link = self._view.link(view)
             link.submit(choice, now)
-            if request.route is None:
+            if request.route is None or not request.begun.is_set():
                 request.route = Route(link.name, placed)
+            elif choice.index == 0:
+                request.route.move(link.name)
             generation = link.slots.generation(choice.slot)
             self._view.took(link, choice.slot, generation, placed, request.params.tenant, len(choice.token_ids))
         for entry in done.hopeless:

@@ -44,6 +44,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         fleet: its workers.
         scheduler: takes requests from here on.
         recovery: knows which prompts are kept from workers.
+        max_unsent_bytes: of a stream, about; a client that is further behind has its stream paused.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         fleet: Fleet,
         scheduler: Scheduler,
         recovery: Recovery,
+        max_unsent_bytes: int,
     ) -> None:
         self._names = names
         self._tokenizer = tokenizer
         self._fleet = fleet
         self._scheduler = scheduler
         self._recovery = recovery
+        self._max_unsent_bytes = max_unsent_bytes
         self._encoder = encoder
         self._created = int(time.time())
         self._running: dict[str, Request] = {}
@@ -94,7 +97,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         loop = asyncio.get_running_loop()
         time_left = context.time_remaining()
         deadline = None if time_left is None else loop.time() + time_left
-        request = Request(request_id, params, deadline)
+        request = Request(request_id, params, deadline, self._max_unsent_bytes)
         timer = None
         if deadline is not None:
             timer = loop.call_at(deadline, request.fail, DeadlineExceeded("the deadline passed"))
@@ -137,6 +140,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             request.changed.clear()
             for response in request.take_unsent():
                 await context.write(response)
+            self._scheduler.resume(request)
             if request.failure is not None:
                 raise request.failure
             if request.ended and not request.changed.is_set():
@@ -208,6 +212,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             max_model_len=limits.max_model_len if limits is not None and ready else 0,
             created=self._created,
             ready_workers=ready,
+            takes_priorities=limits is not None and limits.takes_priorities,
+            chat_template=_template_of(self._tokenizer),
         )
 
     @answers_errors
@@ -233,3 +239,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if limits is None or not self._fleet.ready_count:
             raise Unavailable("no worker is ready to run the model; try again shortly")
         return limits
+
+
+def _template_of(tokenizer: Tokenizer) -> inference_pb2.ChatTemplate | None:
+    template = tokenizer.chat_template
+    if template is None:
+        return None
+    return inference_pb2.ChatTemplate(
+        takes_tools=template.takes_tools,
+        tool_call_format=template.tool_call_format,
+        variables=sorted(template.variables),
+    )

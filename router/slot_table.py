@@ -80,7 +80,8 @@ class SlotTable:
         """Hands a batch's tokens to the choices they belong to. This loop sees every token that the router passes on.
 
         Returns:
-            Slots whose choice was ended by a stop string: forgotten already, but the worker does not know yet.
+            Slots whose choice was ended by a stop string or is paused: forgotten already, but the worker does not know
+            yet.
 
         Raises:
             OutOfStep: tokens are missing, or the batch contradicts itself.

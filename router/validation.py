@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Sequence
 
 from protos import inference_pb2, sampling_pb2
-from router.chat_template import Message
 from router.constraints import check_constraint
 from router.errors import ContextTooLong, InvalidArgument
 from router.request import GenerateParams
@@ -188,19 +187,6 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
         raise InvalidArgument(
             f"{field}[{index}]", f"token id {token_ids[index]} is not in the vocabulary of {vocab_size} tokens"
         )
-
-
-def check_chat(chat: inference_pb2.Chat) -> list[Message]:
-    """The messages of a chat. Raises InvalidArgument."""
-    if not chat.messages:
-        raise InvalidArgument("chat.messages", "a chat must have at least one message")
-    for index, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidArgument(f"chat.messages[{index}].role", "a message must have a role, say user")
-    return [
-        Message(message.role, message.content, message.name if message.HasField("name") else None)
-        for message in chat.messages
-    ]
 
 
 def check_text_length(field: str, characters: int, longest_token: int, max_model_len: int) -> None:

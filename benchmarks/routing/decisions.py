@@ -17,8 +17,8 @@ from router.routing.dispatcher import Dispatcher
 from router.routing.fair_queue import FairQueue
 from router.routing.policies import Prefix
 from router.routing.prefix_index import PrefixIndex
+from router.routing.tenant_counters import TenantCounters
 from router.routing.throughput import Throughput
-from router.routing.virtual_counters import VirtualCounters
 from router.routing.waiting import Waiting
 from router.routing.worker_view import Placed, WorkerView
 
@@ -38,7 +38,7 @@ class Decisions:
     def __init__(self, workers: int, tokens: int, prompts: int) -> None:
         self.chance = random.Random(0)
         self.index = PrefixIndex()
-        self.dispatcher = Dispatcher(self.index, FairQueue(VirtualCounters()), Prefix())
+        self.dispatcher = Dispatcher(self.index, FairQueue(TenantCounters()), Prefix())
         self.prompts = [self.chance.randbytes(4 * tokens) for _ in range(prompts)]
         self.tokens = tokens
         hello = worker_pb2.Hello(block_size=BLOCK, num_blocks=60_000, max_slots=10_000, max_num_batched_tokens=10**9)

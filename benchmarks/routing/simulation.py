@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,8 @@ from router.routing.dispatcher import Dispatcher
 from router.routing.fair_queue import FairQueue
 from router.routing.policies import POLICIES
 from router.routing.prefix_index import PrefixIndex
+from router.routing.tenant_counters import TenantCounters
 from router.routing.throughput import Throughput
-from router.routing.virtual_counters import VirtualCounters
 from router.routing.waiting import Waiting
 from router.routing.worker_view import WorkerView, level_rates
 
@@ -67,8 +68,8 @@ class OwnRouter:
 
     def __init__(self, policy: str, workers: Sequence[VirtualWorker], *, events: bool = True) -> None:
         index = PrefixIndex()
-        self._queue = FairQueue(VirtualCounters())
-        self._dispatcher = Dispatcher(index, self._queue, POLICIES[policy]())
+        self.queue = FairQueue(TenantCounters())
+        self._dispatcher = Dispatcher(index, self.queue, POLICIES[policy]())
         self._workers = workers
         self._events = events
         self._sequences = [0] * len(workers)
@@ -105,7 +106,7 @@ class OwnRouter:
             view.begin_decode(job.route, now)
         for job in ended:
             view.end(job.route, now)
-            self._queue.counters.charge(job.tenant, output=job.output_tokens)
+            self.queue.counters.charge(job.tenant, output=job.output_tokens)
         load = worker_pb2.Load(
             queued_prefill_tokens=worker.queued_prefill_tokens,
             free_blocks=worker.available_blocks,
@@ -166,6 +167,33 @@ class Outcome:
         return self.cached_tokens / self.prompt_tokens
 
 
+class Agenda:
+    """What happens when, in virtual time."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[float, int, Job | VirtualWorker | None, int]] = []
+        self._tick = itertools.count()
+
+    def schedule(self, at: float, what: Job | VirtualWorker | None, number: int = 0) -> None:
+        """A job arrives, a worker's event numbered ``number`` comes, or (None) worker 0 dies."""
+        heapq.heappush(self._events, (at, next(self._tick), what, number))
+
+    def play(self, route: VirtualRouter, workers: Sequence[VirtualWorker], until: float = math.inf) -> float:
+        """Lets all of it happen, and what follows from it, or all before a point of time. Returns the last event's."""
+        now = 0.0
+        while self._events and self._events[0][0] <= until:
+            now, _, what, number = heapq.heappop(self._events)
+            if isinstance(what, Job):
+                route.arrive(what, now)
+            elif isinstance(what, VirtualWorker):
+                done = what.on_event(number, now)
+                if done is not None:
+                    route.progress(what, *done, now)
+            else:
+                route.died(workers[0], workers[0].die(), now)
+        return now
+
+
 def simulate(
     jobs: Sequence[Job], speeds: Sequence[Speed], block_size: int, router: str, seed: int, death_s: float | None = None
 ) -> Outcome:
@@ -179,13 +207,8 @@ def simulate(
         seed: for rules that draw lots.
         death_s: when worker 0 dies, if it does.
     """
-    events: list[tuple[float, int, object, int]] = []
-    tick = itertools.count()
-
-    def schedule(at: float, what: object, number: int = 0) -> None:
-        heapq.heappush(events, (at, next(tick), what, number))
-
-    workers = [VirtualWorker(number, speed, block_size, schedule) for number, speed in enumerate(speeds)]
+    agenda = Agenda()
+    workers = [VirtualWorker(number, speed, block_size, agenda.schedule) for number, speed in enumerate(speeds)]
     route: VirtualRouter
     if router.startswith("own "):
         policy, _, rest = router.removeprefix("own ").partition(", ")
@@ -194,21 +217,10 @@ def simulate(
         route = PeerRouter(next(rule for rule in RULES if rule.name == router)(seed), workers)
     running = [replace(job) for job in jobs]
     for job in running:
-        schedule(job.arrival_s, job)
+        agenda.schedule(job.arrival_s, job)
     if death_s is not None:
-        schedule(death_s, None)
-    now = 0.0
-    while events:
-        now, _, what, number = heapq.heappop(events)
-        if isinstance(what, Job):
-            route.arrive(what, now)
-        elif isinstance(what, VirtualWorker):
-            done = what.on_event(number, now)
-            if done is not None:
-                route.progress(what, *done, now)
-        else:
-            route.died(workers[0], workers[0].die(), now)
-    outcome = Outcome(end_s=now)
+        agenda.schedule(death_s, None)
+    outcome = Outcome(end_s=agenda.play(route, workers))
     for job in running:
         assert job.end_s is not None, f"a job never ended under {router}"
         assert job.first_s is not None

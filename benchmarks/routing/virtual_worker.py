@@ -106,6 +106,10 @@ class VirtualWorker:
         """Free and cached ones."""
         return self.num_blocks - self.used_blocks
 
+    def names(self) -> list[bytes]:
+        """All blocks that are cached or in use, by name."""
+        return [*self._cached, *self._references]
+
     def submit(self, job: Job, now: float) -> None:
         """A job arrives."""
         job.worker = self.number

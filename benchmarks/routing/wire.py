@@ -42,6 +42,7 @@ class InstantWorker(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
         replies: list[worker_pb2.WorkerMessage] = []
         admitted: list[worker_pb2.Admitted] = []
+        cancelled: list[worker_pb2.CancelSlot] = []
         running: Slots = {}
         wake = asyncio.Event()
         credit = 0
@@ -52,8 +53,11 @@ class InstantWorker(worker_pb2_grpc.WorkerServicer):
                 match message.WhichOneof("message"):
                     case "submit":
                         submit = message.submit
-                        running[submit.slot, submit.generation] = [0, submit.max_tokens]
+                        running[submit.slot, submit.generation] = [submit.num_emitted, submit.max_tokens]
                         admitted.append(worker_pb2.Admitted(slot=submit.slot, generation=submit.generation))
+                    case "cancel":
+                        if running.pop((message.cancel.slot, message.cancel.generation), None):
+                            cancelled.append(message.cancel)
                     case "credit":
                         credit += message.credit.step_batches
                     case "ping":
@@ -72,11 +76,12 @@ class InstantWorker(worker_pb2_grpc.WorkerServicer):
             while True:
                 while replies:
                     yield replies.pop(0)
-                if running and credit:
+                if (running or cancelled) and credit:
                     credit -= 1
                     step += 1
-                    yield worker_pb2.WorkerMessage(step_batch=_step(step, running, admitted))
+                    yield worker_pb2.WorkerMessage(step_batch=_step(step, running, admitted, cancelled))
                     admitted.clear()
+                    cancelled.clear()
                     # Submits and pings are read between two batches.
                     await asyncio.sleep(0)
                     continue
@@ -86,9 +91,13 @@ class InstantWorker(worker_pb2_grpc.WorkerServicer):
             reader.cancel()
 
 
-def _step(step: int, running: Slots, admitted: list[worker_pb2.Admitted]) -> worker_pb2.StepBatch:
+def _step(
+    step: int, running: Slots, admitted: list[worker_pb2.Admitted], cancelled: list[worker_pb2.CancelSlot]
+) -> worker_pb2.StepBatch:
     """A token for each sequence; those that have all of theirs end."""
     batch = worker_pb2.StepBatch(step=step, admitted=admitted)
+    for gone in cancelled:
+        batch.finished.add(slot=gone.slot, generation=gone.generation, reason=sampling_pb2.FINISH_REASON_CANCELLED)
     for (slot, generation), progress in list(running.items()):
         batch.slots.append(slot)
         batch.generations.append(generation)
@@ -116,10 +125,16 @@ async def serve_worker(slots: int) -> None:
 
 
 class Stack:
-    """Worker and router, as an async context manager."""
+    """Worker and router, as an async context manager.
 
-    def __init__(self, model: Path, slots: int) -> None:
-        self._model, self._slots = model, slots
+    Args:
+        model: for its tokenizer.
+        slots: of the worker.
+        router_flags: beside those for model, port and worker.
+    """
+
+    def __init__(self, model: Path, slots: int, *router_flags: str) -> None:
+        self._model, self._slots, self._router_flags = model, slots, router_flags
 
     async def __aenter__(self) -> "Stack":
         pipe = asyncio.subprocess.PIPE
@@ -131,7 +146,8 @@ class Stack:
         self.worker = f"127.0.0.1:{port}"
         self._router = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "router", "--model", str(self._model), "--port", "0", "--served-model-name", "demo",
-            "--worker-urls", f"127.0.0.1:{port}", "--max-num-queued-reqs", "4096", stderr=pipe,
+            "--worker-urls", f"127.0.0.1:{port}", "--max-num-queued-reqs", "4096",
+            *self._router_flags, stderr=pipe,
         )  # fmt: skip
         assert self._router.stderr is not None
         address = ""
@@ -142,6 +158,7 @@ class Stack:
                 if "listening on" in line:
                     address = "127.0.0.1:" + line.split("127.0.0.1:")[1].split(",")[0].strip()
         self._log = asyncio.create_task(self._router.stderr.read())
+        self.address = address
         self.channel = grpc.aio.insecure_channel(address)
         self.stub = inference_pb2_grpc.InferenceStub(self.channel)
         return self
@@ -158,6 +175,10 @@ class Stack:
         """Processor time that the router has used."""
         fields = Path(f"/proc/{self._router.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def router_memory(self) -> int:
+        """Bytes of the router that are resident."""
+        return int(Path(f"/proc/{self._router.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     async def generate(self, tokens: int, output: inference_pb2.OutputOptions) -> int:
         """One request. Returns how many messages came; raises AssertionError when tokens are missing."""

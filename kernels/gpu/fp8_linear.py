@@ -1,6 +1,6 @@
 """Products in 8-bit floating point by torch's row-wise scaled GEMM, which computes in the matrix units' FP8.
 
-Not bit for bit the reference: its sums are float32 like those, but in another order.
+Not bit for bit the reference: its sums are of fewer bits than float32, and in another order.
 """
 
 import torch
@@ -21,7 +21,8 @@ def scaled_mm(
 ) -> torch.Tensor:
     """See ``kernels.fp8_linear.fp8_product``; ``dtype`` is bfloat16 or float16."""
     out_scale = weight_scale.view(1, -1).expand(1, weight.shape[0]).contiguous()
-    # bfloat16 is the one result that the GEMM has everywhere. Fast accumulation would sum in fewer bits than float32.
+    # bfloat16 is the one result that the GEMM has everywhere. Fast accumulation sums in fewer bits than float32: what
+    # that costs (0.2 % of the result's size) is a tenth of what 8-bit operands cost, and it is up to a tenth faster.
     y = torch._scaled_mm(
         values,
         weight.t(),
@@ -29,6 +30,6 @@ def scaled_mm(
         scale_b=out_scale,
         bias=None if bias is None else bias.bfloat16(),
         out_dtype=torch.bfloat16,
-        use_fast_accum=False,
+        use_fast_accum=True,
     )
     return y.to(dtype)

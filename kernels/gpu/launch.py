@@ -27,6 +27,15 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have; those of an H200 in Triton's interpreter."""
+    if device.type != "cuda":
+        return 227 * 1024
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
 @triton.jit
 def wait_for_previous(DEPENDENT: tl.constexpr):
     """Lets the next kernel start, then waits until all earlier ones have ended and their writes can be read."""

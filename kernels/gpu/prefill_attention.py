@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.gpu.attention_layout import PREFILL_TILE, GpuLayout
 from kernels.gpu.float8_cache import match_cache
-from kernels.gpu.launch import dependent_launch, wait_for_previous
+from kernels.gpu.launch import dependent_launch, shared_memory, wait_for_previous
 
 
 @triton.jit
@@ -32,18 +32,19 @@ def _attend_tile(
         key = tl.load(key_ptr + at, mask=(column < HEAD_DIM)[None, :], other=0.0).to(query.dtype)
         value = tl.load(value_ptr + at, mask=(column < HEAD_DIM)[None, :], other=0.0).to(query.dtype)
     score = tl.dot(query, tl.trans(key), input_precision="ieee")
+    scale = factor * 1.4426950408889634
     if SOFTCAP:
         score = softcap * (2 * tl.sigmoid(2 * factor[:, None] * score / softcap) - 1) * 1.4426950408889634
-    else:
-        score = score * (factor * 1.4426950408889634)[:, None]
+        scale = tl.full(factor.shape, 1.0, tl.float32)
     if MASKED:
         visible = token[None, :] <= position[:, None]
         if WINDOW > 0:
             visible = visible & (token[None, :] > position[:, None] - WINDOW)
         score = tl.where(visible, score, -1e30)
-    new_largest = tl.maximum(largest, tl.max(score, axis=1))
+    # The scale is positive: so it can wait for the subtraction, with which it is one instruction.
+    new_largest = tl.maximum(largest, tl.max(score, axis=1) * scale)
     shrink = tl.exp2(largest - new_largest)
-    weight = tl.exp2(score - new_largest[:, None])
+    weight = tl.exp2(score * scale[:, None] - new_largest[:, None])
     if MASKED:
         weight = tl.where(visible, weight, 0.0)
     total_weight = total_weight * shrink + tl.sum(weight, axis=1)
@@ -109,6 +110,12 @@ def _prefill_kernel(
     tl.store(out_ptr + query_at, out.to(out_ptr.dtype.element_ty), mask=real)
 
 
+def _keys_at_once(block_d: int, device: torch.device) -> int:
+    """Keys of a tile: as many as fit, of two tiles of keys and values beside the queries, in 16 bits."""
+    fitting = (keys for keys in (128, 64) if (4 * keys + PREFILL_TILE) * block_d * 2 <= shared_memory(device))
+    return 32 if block_d > 128 else next(fitting, 32)
+
+
 def prefill_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -127,13 +134,15 @@ def prefill_attention(
     heads = query.shape[1]
     num_tiles = layout.prefill_tiles.shape[1]
     dependent = dependent_launch(query.device)
-    wide = head_dim > 128
+    block_d = max(triton.next_power_of_2(head_dim), 16)
+    single = query.dtype == torch.float32
     _prefill_kernel[(heads, num_tiles)](
         query, key_cache, value_cache, out,
         layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, layout.query_starts,
         layout.prefill_tiles, num_tiles, layout.num_decodes, scale, softcap or 0.0,
-        HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
-        BLOCK_SIZE=key_cache.shape[1], QUERIES=PREFILL_TILE, TILE=32 if wide or query.dtype == torch.float32 else 64,
-        WINDOW=window or 0, SOFTCAP=softcap is not None, STAGES=2 if query.dtype == torch.float32 else 3,
+        HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
+        BLOCK_SIZE=key_cache.shape[1], QUERIES=PREFILL_TILE,
+        TILE=32 if single else _keys_at_once(block_d, query.device), WINDOW=window or 0, SOFTCAP=softcap is not None,
+        STAGES=2 if single else 3,
         DEPENDENT=dependent, num_warps=8, launch_pdl=dependent,
     )  # fmt: skip

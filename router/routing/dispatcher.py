@@ -82,6 +82,9 @@ class Dispatcher:
             if self._queue.lead(entry) > QUANTUM:
                 unfair = True
                 break
+            if self._queue.lead_in_account(entry) > QUANTUM:
+                unfair = True
+                continue
             depths = self._index.match(entry.names)
             seen.append((entry, self._missing(entry, depths)))
             question = Question(entry, depths, reserved, now)

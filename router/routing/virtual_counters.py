@@ -10,14 +10,20 @@ from collections.abc import Iterable
 MISSING_COST = 1.0
 OUTPUT_COST = 2.0
 CACHED_COST = 0.1
-# Beyond this many, the tenants with the least counters are forgotten: they lose nothing that lifting would not take.
+# Beyond this many, unless told otherwise, the tenants with the least counters are forgotten: they lose nothing that
+# lifting would not take.
 MAX_TENANTS = 10_000
 
 
 class VirtualCounters:
-    """The counters of all tenants, idle ones included: leaving and coming back must not clear a debt."""
+    """The counters of all tenants, idle ones included: leaving and coming back must not clear a debt.
 
-    def __init__(self) -> None:
+    Args:
+        max_tenants: most that are remembered.
+    """
+
+    def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
+        self._max_tenants = max_tenants
         self._counters: dict[str, float] = {}
         # The counter of the last one that left: the floor while nobody waits.
         self._floor = 0.0
@@ -30,8 +36,8 @@ class VirtualCounters:
         """A tenant that had nothing waiting has now; ``waiting`` are the tenants that have already."""
         floor = min(map(self.of, waiting), default=self._floor)
         self._counters[tenant] = max(self.of(tenant), floor)
-        if len(self._counters) > MAX_TENANTS:
-            kept = sorted(self._counters, key=self.of, reverse=True)[: MAX_TENANTS // 2]
+        if len(self._counters) > self._max_tenants:
+            kept = sorted(self._counters, key=self.of, reverse=True)[: self._max_tenants // 2]
             self._counters = {name: self._counters[name] for name in {*kept, tenant, *waiting}}
 
     def leave(self, tenant: str) -> None:

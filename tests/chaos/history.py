@@ -2,22 +2,43 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from protos import inference_pb2, sampling_pb2
-from tests.chaos.scripted_engine import STOP_TOKEN, fold, token_of
+from tests.chaos.scripted_engine import (
+    FIRST_TOKEN,
+    NUM_TOKENS,
+    STOP_TOKEN,
+    allowed_token,
+    drawn,
+    fold,
+    token_of,
+    word,
+)
 
 STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
 
 
 @dataclass(frozen=True)
 class Order:
-    """A request. ``seed`` is None for greedy choice i; choice i draws with seed + i."""
+    """A request.
+
+    Attributes:
+        seed: None for greedy; choice i draws with seed + i.
+        shape: the letters that each word of the output may begin with, where it must have a shape.
+    """
 
     id: str
     prompt: tuple[int, ...]
     max_tokens: int
     seed: int | None
     n: int
+    shape: tuple[str, ...] = ()
+
+    @property
+    def regex(self) -> str:
+        """The shape as the request says it; empty: none."""
+        return "".join(f"[{letters}][a-j][a-j]" for letters in self.shape)
 
     def expected(self, index: int) -> list[int]:
         """The output of choice ``index``, the token that ends it included."""
@@ -26,10 +47,22 @@ class Order:
             state = fold(state, token)
         seed = None if self.seed is None else self.seed + index
         output: list[int] = []
-        while len(output) < self.max_tokens and output[-1:] != [STOP_TOKEN]:
-            output.append(token_of(state, seed, len(output)))
-            state = fold(state, output[-1])
+        while len(output) < self.max_tokens and not self.stops(output):
+            draw = drawn(state, seed, len(output))
+            token = allowed_token(draw, _beginning(self.shape[len(output)])) if self.shape else token_of(draw)
+            output.append(token)
+            state = fold(state, token)
         return output
+
+    def stops(self, output: list[int]) -> bool:
+        """Whether nothing can follow an output."""
+        return len(output) == len(self.shape) if self.shape else output[-1:] == [STOP_TOKEN]
+
+
+@lru_cache
+def _beginning(letters: str) -> list[int]:
+    """The tokens whose words begin with one of these letters."""
+    return [token for token in range(FIRST_TOKEN, FIRST_TOKEN + NUM_TOKENS) if word(token)[0] in letters]
 
 
 @dataclass
@@ -40,12 +73,14 @@ class Seen:
         deltas: (choice, index of the first id, ids).
         finished: by choice; each must come once, and nothing of the choice after it.
         error: the status of the call, if it failed.
+        moves: how often it went on at another worker.
     """
 
     order: Order
     deltas: list[tuple[int, int, list[int]]] = field(default_factory=list)
     finished: list[inference_pb2.Finished] = field(default_factory=list)
     error: str = ""
+    moves: int = 0
 
     def add(self, event: inference_pb2.GenerateResponse) -> None:
         match event.WhichOneof("event"):
@@ -97,7 +132,7 @@ def faults_in(seen: Seen) -> list[str]:
 
 def _faults_in_ending(name: str, order: Order, expected: list[int], finished: inference_pb2.Finished) -> list[str]:
     wrong = []
-    reason = STOP if expected[-1] == STOP_TOKEN else LENGTH
+    reason = STOP if order.stops(expected) else LENGTH
     if finished.reason != reason:
         wrong.append(f"{name}: ended by {finished.reason}, not {reason}")
     usage = finished.usage

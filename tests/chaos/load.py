@@ -14,29 +14,46 @@ TIMEOUT_S = 120.0
 
 
 def make_order(number: int, rng: random.Random, max_tokens: int) -> Order:
-    """A request; one in two begins as others do, one in two draws its tokens."""
+    """A request; one in two begins as others do, one in two draws its tokens, one in four must have a shape."""
     shared = random.Random(rng.randrange(4)).choices(range(1000, 2000), k=40) if rng.random() < 0.5 else []
     prompt = (*shared, *rng.choices(range(1000, 2000), k=rng.randint(1, 80)))
     seed = rng.randrange(2**40) if rng.random() < 0.5 else None
-    return Order(f"r{number}", prompt, rng.randint(10, max_tokens), seed, n=2 if rng.random() < 0.1 else 1)
+    shape = make_shape(random.Random(rng.randrange(8)), max_tokens) if rng.random() < 0.25 else ()
+    tokens = rng.randint(10, max_tokens)
+    n = 2 if rng.random() < 0.1 else 1
+    # With both ends at one token, either reason would be right.
+    return Order(f"r{number}", prompt, tokens + (tokens == len(shape)), seed, n, shape)
+
+
+def make_shape(rng: random.Random, max_words: int) -> tuple[str, ...]:
+    """Words of which each begins with one of some letters: whoever loses count finds the wrong ones."""
+    return tuple(
+        "".join(sorted(rng.sample("abcdefghij", rng.randint(1, 4)))) for _ in range(rng.randint(10, max_words))
+    )
 
 
 async def ask(stub: inference_pb2_grpc.InferenceStub, order: Order) -> Seen:
     """Runs a request to its end."""
     seen = Seen(order)
-    drawn = {"temperature": 1.0, "seed": order.seed} if order.seed is not None else {"temperature": 0.0}
+    sampling = sampling_pb2.SamplingParams(temperature=0.0)
+    if order.seed is not None:
+        sampling = sampling_pb2.SamplingParams(temperature=1.0, seed=order.seed)
+    if order.shape:
+        sampling.regex = order.regex
     request = inference_pb2.GenerateRequest(
         request_id=order.id,
         model="model",
         token_ids=inference_pb2.TokenIds(ids=order.prompt),
-        sampling=sampling_pb2.SamplingParams(**drawn),
+        sampling=sampling,
         stopping=sampling_pb2.StopConditions(max_tokens=order.max_tokens, stop_token_ids=[STOP_TOKEN], ignore_eos=True),
         output=inference_pb2.OutputOptions(token_ids=True),
         n=order.n,
     )
+    call = stub.Generate(request, timeout=TIMEOUT_S)
     try:
-        async for event in stub.Generate(request, timeout=TIMEOUT_S):
+        async for event in call:
             seen.add(event)
+        seen.moves = int(dict(await call.trailing_metadata() or ()).get("x-quire-moves", 0))
     except grpc.aio.AioRpcError as error:
         seen.error = f"{error.code().name}: {error.details()}"
     return seen
@@ -54,6 +71,7 @@ class Load:
 
     Attributes:
         done: requests that came to an end.
+        moved, moved_with_shape: those that went on at another worker, and of these the ones that followed a grammar.
         faults: what the checker found in them.
     """
 
@@ -72,6 +90,7 @@ class Load:
         self._max_tokens = max_tokens
         self.sent = 0
         self.done = 0
+        self.moved = self.moved_with_shape = 0
         self.tokens = 0
         self.faults: list[str] = []
 
@@ -85,5 +104,7 @@ class Load:
             self.sent += 1
             seen = await ask(self._stub, order)
             self.done += 1
+            self.moved += seen.moves > 0
+            self.moved_with_shape += seen.moves > 0 and bool(order.shape)
             self.tokens += sum(len(ids) for _, _, ids in seen.deltas)
             self.faults += faults_in(seen)

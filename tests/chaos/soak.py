@@ -64,7 +64,8 @@ async def soak(args: argparse.Namespace) -> int:
 
 def summary(load: Load, nemesis: Nemesis) -> str:
     done = ", ".join(f"{count} x {kind}" for kind, count in sorted(nemesis.done.items()))
-    return f"{load.done} requests, {load.tokens} tokens; {done or 'no harm yet'}"
+    moved = f"{load.moved} moved, {load.moved_with_shape} of them with a grammar"
+    return f"{load.done} requests, {load.tokens} tokens; {moved}; {done or 'no harm yet'}"
 
 
 if __name__ == "__main__":

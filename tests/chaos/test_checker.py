@@ -1,23 +1,24 @@
 """The checker finds what it is there to find: each planted fault, in an otherwise faultless history."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from protos import inference_pb2, sampling_pb2
 from tests.chaos.history import LENGTH, STOP, Order, Seen, WorkerAtRest, faults_at_rest, faults_in
-from tests.chaos.scripted_engine import STOP_TOKEN
+from tests.chaos.scripted_engine import STOP_TOKEN, word
 
 ORDER = Order("r", tuple(range(20, 60)), 50, seed=3, n=2)
 
 
-def faultless() -> Seen:
-    seen = Seen(ORDER)
-    for index in range(ORDER.n):
-        output = ORDER.expected(index)
+def faultless(order: Order = ORDER) -> Seen:
+    seen = Seen(order)
+    for index in range(order.n):
+        output = order.expected(index)
         seen.deltas += [(index, at, output[at : at + 7]) for at in range(0, len(output), 7)]
-        reason = STOP if output[-1] == STOP_TOKEN else LENGTH
-        usage = sampling_pb2.Usage(prompt_tokens=len(ORDER.prompt), completion_tokens=len(output), cached_tokens=16)
+        reason = STOP if output[-1] == STOP_TOKEN or order.shape else LENGTH
+        usage = sampling_pb2.Usage(prompt_tokens=len(order.prompt), completion_tokens=len(output), cached_tokens=16)
         seen.finished.append(inference_pb2.Finished(index=index, reason=reason, usage=usage))
     return seen
 
@@ -26,6 +27,18 @@ def test_a_faultless_history_passes() -> None:
     assert faults_in(faultless()) == []
     assert ORDER.expected(0) != ORDER.expected(1)
     assert len(ORDER.expected(0)) > 14
+
+
+def test_outputs_of_a_shape_are_checked_word_by_word() -> None:
+    order = Order("r", tuple(range(20, 60)), 50, seed=3, n=1, shape=("ad", "b", "cj") * 5)
+    assert [word(token)[0] in letters for token, letters in zip(order.expected(0), order.shape, strict=True)] == [
+        True
+    ] * 15
+    assert re.fullmatch(order.regex, "".join(map(word, order.expected(0))))
+    assert faults_in(faultless(order)) == []
+    lost_count = faultless(order)
+    lost_count.deltas[1] = (0, 7, order.expected(0)[8:15])
+    assert faults_in(lost_count)
 
 
 def duplicate(seen: Seen) -> None:

@@ -48,6 +48,7 @@ async def test_streams_outlive_their_workers(
         await clients
         assert load.faults == []
         assert load.done > 50
+        assert load.moved_with_shape > 0, "some followed grammars on two workers"
 
 
 async def test_rolling_restart_fails_no_request(demo_model: Path, tmp_path: Path) -> None:

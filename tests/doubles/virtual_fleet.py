@@ -8,8 +8,8 @@ from router.routing.dispatcher import Dispatcher
 from router.routing.fair_queue import FairQueue
 from router.routing.policies import Policy, Prefix
 from router.routing.prefix_index import PrefixIndex
+from router.routing.tenant_counters import TenantCounters
 from router.routing.throughput import Throughput
-from router.routing.virtual_counters import VirtualCounters
 from router.routing.waiting import Waiting
 from router.routing.worker_view import WorkerView, level_rates
 
@@ -45,7 +45,7 @@ class VirtualFleet:
 
     def __init__(self, count: int = 2, policy: Policy | None = None, **hello: int) -> None:
         self.index = PrefixIndex()
-        self.counters = VirtualCounters()
+        self.counters = TenantCounters()
         self.queue = FairQueue(self.counters)
         self.dispatcher = Dispatcher(self.index, self.queue, policy or Prefix())
         fields = {"block_size": BLOCK, "num_blocks": 10_000, "max_slots": 8, "max_num_batched_tokens": 1000, **hello}

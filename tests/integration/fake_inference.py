@@ -75,6 +75,9 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     gates: list[threading.Event] = field(default_factory=list)
     words: list[str] | None = None
     cached_tokens: int = 0
+    # What the model's chat template acts on.
+    chat_template: inference_pb2.ChatTemplate | None = None
+    takes_priorities: bool = False
     stop_string: str = ""
     # Metadata before Started, and with the status.
     route: tuple[tuple[str, str], ...] = ()
@@ -177,16 +180,22 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Any
     ) -> inference_pb2.ListModelsResponse:
-        return inference_pb2.ListModelsResponse(models=[_model()])
+        return inference_pb2.ListModelsResponse(models=[self._model()])
 
     async def GetModel(self, request: inference_pb2.GetModelRequest, context: Any) -> inference_pb2.Model:
         if request.model != MODEL:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"the model {request.model!r} is not served")
-        return _model()
+        return self._model()
 
-
-def _model() -> inference_pb2.Model:
-    return inference_pb2.Model(name=MODEL, max_model_len=MAX_MODEL_LEN, created=1_700_000_000, ready_workers=1)
+    def _model(self) -> inference_pb2.Model:
+        return inference_pb2.Model(
+            name=MODEL,
+            max_model_len=MAX_MODEL_LEN,
+            created=1_700_000_000,
+            ready_workers=1,
+            chat_template=self.chat_template,
+            takes_priorities=self.takes_priorities,
+        )
 
 
 def _delta(index: int, text: str) -> inference_pb2.GenerateResponse:

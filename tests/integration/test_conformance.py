@@ -20,14 +20,14 @@ def environment(demo_model, tmp_path_factory):
     """What the suite reads: the address of a running stack, and a folder with the tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizer")
     load_tokenizer(demo_model).save_pretrained(folder)
-    stack = Stack(demo_model, "--max-model-len", "4096")
+    stack = Stack(demo_model, "--max-model-len", "4096", gateway_flags=("--api-key", "conformance"))
     stack.start()
     yield {
         **os.environ,
         "BASE_URL": f"{stack.url}/v1",
         "MODEL": "model",
         "MODEL_DIR": str(folder),
-        "API_KEY": "",
+        "API_KEY": "conformance",
     }
     assert stack.close() == {"gateway": 0, "router": 0, "worker": 0}
 

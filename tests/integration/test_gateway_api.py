@@ -212,8 +212,9 @@ def test_a_request_id_is_logged(client, fake, caplog):
 def test_openapi_tells_of_every_endpoint(client):
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
-        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
-        "/health", "/livez", "/version", "/metrics",
+        "/v1/chat/completions", "/v1/completions", "/v1/responses",
+        "/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
+        "/health", "/livez", "/load", "/version", "/metrics",
     }  # fmt: skip
     schemas = document["components"]["schemas"]
     references = {
@@ -321,7 +322,7 @@ def test_a_reply_that_is_not_complete_is_never_passed_off_as_one(client, fake, s
 def test_cors_is_off_unless_asked_for(client):
     assert "access-control-allow-origin" not in client.get("/livez", headers={"origin": "https://a.example"}).headers
     with (
-        running_stack(FakeInference(), enable_cors_origins=("https://a.example",)) as stack,
+        running_stack(FakeInference(), allowed_origins=("https://a.example",)) as stack,
         httpx.Client(base_url=stack.url) as other,
     ):
         asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
@@ -354,6 +355,8 @@ def test_tenants_are_told_apart_by_key_and_user_and_neither_goes_on(client, fake
     assert len(set(tenants)) == 5
     assert tenant(key) == tenants[1]
     assert not any("secret" in name or "ann" in name for name in tenants)
+    accounts = [name.partition("/")[0] for name in tenants]
+    assert accounts == [tenants[0], tenants[1], "", tenants[1], tenants[1]], "users are an account's"
 
 
 def test_sessions_come_from_a_header_or_the_cache_key(client, fake):
@@ -364,3 +367,18 @@ def test_sessions_come_from_a_header_or_the_cache_key(client, fake):
     assert session() == ""
     assert session(prompt_cache_key="chat-1") == session({"x-quire-session": "chat-1"})
     assert session({"x-quire-session": "chat-2"}, prompt_cache_key="chat-1") == session(prompt_cache_key="chat-2")
+
+
+def test_load_is_what_runs_now(stack, client, fake):
+    def running():
+        response = client.get("/load")
+        assert response.status_code == 200
+        assert response.json().keys() == {"server_load"}
+        return response.json()["server_load"]
+
+    assert running() == 0
+    fake.delay_token = 0.05
+    body = {**CHAT, "stream": True, "max_tokens": 200}
+    with client.stream("POST", "/v1/chat/completions", json=body), httpx.Client(base_url=stack.url) as other:
+        assert other.get("/load").json() == {"server_load": 1}
+    wait_until(lambda: running() == 0)

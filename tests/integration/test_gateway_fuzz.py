@@ -7,13 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.messages.replies import MessagesErrorReply
+from gateway.messages.schema import MessagesBody
 from gateway.replies import ErrorReply
+from gateway.responses.schema import ResponsesBody
 from gateway.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tests.integration.fake_inference import MODEL, FakeInference, running_stack
 
 BODIES = {
     "/v1/chat/completions": (ChatBody, {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}),
     "/v1/completions": (CompletionBody, {"model": MODEL, "prompt": "x"}),
+    "/v1/responses": (ResponsesBody, {"model": MODEL, "input": "x"}),
+    "/v1/messages": (MessagesBody, {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}),
     "/tokenize": (TokenizeBody, {"model": MODEL, "prompt": "x"}),
     "/detokenize": (DetokenizeBody, {"model": MODEL, "tokens": [120]}),
 }
@@ -58,4 +63,5 @@ def test_no_bytes_are_the_servers_fault(client, content, path):
 def check(response):
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200:
-        ErrorReply.model_validate_json(response.content, strict=True)
+        model = MessagesErrorReply if response.url.path == "/v1/messages" else ErrorReply
+        model.model_validate_json(response.content, strict=True)

@@ -89,6 +89,10 @@ async def test_bad_settings_end_it_with_one_line(demo_model, tmp_path):
             (["--model", str(demo_model)], "--worker-urls"),
             (["--model", str(tmp_path), "--worker-urls", "127.0.0.1:1", "--port", "0"], "tokenizer.json"),
             (["--model", str(demo_model), "--worker-urls", "127.0.0.1:1", "--port", port], "the port is in use"),
+            (
+                ["--model", str(demo_model), "--worker-urls", "127.0.0.1:1", "--port", "0", "--metrics-port", port],
+                f"127.0.0.1:{port} for metrics",
+            ),
         ]
         processes = [await start(*flags) for flags, _ in cases]
         for process, (_, words) in zip(processes, cases, strict=True):
@@ -173,3 +177,20 @@ async def test_template_refusals_are_the_clients_to_mend(demo_tokenizer, templat
         failed = await failure(client.generate(chat=chat))
         assert (failed.code, failed.field) == (grpc.StatusCode.INVALID_ARGUMENT, "chat")
         assert failed.message in ("no system role", "the model's chat template cannot render these messages")
+
+
+async def test_the_models_description_tells_what_its_template_takes(demo_tokenizer):
+    tokenizer = copy.copy(demo_tokenizer)
+    tokenizer._template = ChatTemplate(
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>"
+        '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+        "{% endfor %}{% endfor %}{{ enable_thinking }}",
+        {},
+    )
+    async with FakeWorker() as worker, running_router(tokenizer, worker) as client:
+        told = (await client.model()).chat_template
+        assert (told.takes_tools, told.tool_call_format, list(told.variables)) == (True, "hermes", ["enable_thinking"])
+    async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
+        model = await client.model()
+        assert model.HasField("chat_template")
+        assert not model.chat_template.takes_tools

@@ -7,8 +7,10 @@ import grpc
 import pytest
 
 from protos import inference_pb2, sampling_pb2
+from router.config import MIN_UNSENT_BYTES
+from router.request import unpack_ids
 from tests.integration.fake_worker import LENGTH, FakeWorker
-from tests.integration.router_stack import failure, running_router
+from tests.integration.router_stack import Answer, Client, failure, running_router
 
 CANCELLED = inference_pb2.CancelResponse.OUTCOME_CANCELLED
 NOT_FOUND = inference_pb2.CancelResponse.OUTCOME_NOT_FOUND
@@ -42,6 +44,7 @@ async def test_urgent_requests_go_first_where_workers_take_priorities(demo_token
         FakeWorker(max_slots=1, takes_priorities=True) as worker,
         running_router(demo_tokenizer, worker) as client,
     ):
+        assert (await client.model()).takes_priorities
         worker.gate.clear()
         tasks = []
         for number, priority in enumerate((0, 7, 0, -2)):
@@ -58,6 +61,7 @@ async def test_urgent_requests_go_first_where_workers_take_priorities(demo_token
 
 async def test_a_priority_is_refused_where_workers_take_none(demo_tokenizer):
     async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
+        assert not (await client.model()).takes_priorities
         failed = await failure(client.generate(priority=1))
         assert (failed.code, failed.field) == (grpc.StatusCode.INVALID_ARGUMENT, "priority")
         assert "--scheduling-policy priority" in failed.message
@@ -235,3 +239,47 @@ async def test_shutdown_ends_what_does_not_finish(demo_tokenizer):
         stopping = asyncio.create_task(client.router.stop(0.05))
         assert (await failure(running.read())).code == grpc.StatusCode.UNAVAILABLE
         await stopping
+
+
+NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
+
+
+@pytest.fixture
+async def unread(demo_tokenizer):
+    """A worker, a client of its router, and a stream that was paused since nobody reads it; what it gave so far."""
+    fake = FakeWorker(max_model_len=100_000, max_slots=1, max_num_seqs=1)
+    async with (
+        fake,
+        running_router(demo_tokenizer, fake, max_unsent_bytes=MIN_UNSENT_BYTES) as client,
+        grpc.aio.insecure_channel(client.address, options=NARROW) as channel,
+    ):
+        output = inference_pb2.OutputOptions(text=True, token_ids=True)
+        call = Client(client.router, client.address, channel).call(stopping=up_to(20_000), output=output)
+        answer = Answer()
+        for _ in ("started", "delta"):
+            answer.add(await call.read())
+        await fake.until(lambda: bool(fake.cancels))
+        yield fake, client, call, answer
+
+
+async def test_a_stream_that_is_not_read_is_paused_and_goes_on(unread):
+    fake, client, call, answer = unread
+    # Its slot is free for others meanwhile.
+    assert (await client.generate(stopping=up_to(3))).finished[0].reason == LENGTH
+    while (event := await call.read()) is not grpc.aio.EOF:
+        answer.add(event)
+    first, *later = (submit for submit in fake.submits if submit.request_id == answer.started[0].request_id)
+    assert answer.ids() == [fake.token(list(unpack_ids(first.prompt_token_ids)), index) for index in range(20_000)]
+    assert answer.finished[0].usage.completion_tokens == 20_000
+    assert later
+    assert all(1000 <= submit.num_emitted < 20_000 for submit in later)
+
+
+async def test_a_client_that_hangs_up_without_reading_is_no_error(unread, caplog):
+    _, client, call, _ = unread
+    call.cancel()
+    assert (await client.generate(stopping=up_to(3))).finished[0].reason == LENGTH
+    async with asyncio.timeout(20):
+        while client.router._inference._running:
+            await asyncio.sleep(0.01)
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []

@@ -4,10 +4,12 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
+import httpx
 import pytest
 
 from protos import inference_pb2, sampling_pb2, worker_pb2
 from protos.prefix import block_hashes
+from router.metrics import serve_metrics
 from router.request import pack_ids
 from tests.doubles.tiny_model import save_tiny
 from tests.integration.fake_worker import FakeWorker
@@ -191,7 +193,22 @@ async def test_the_route_is_told_before_the_first_message_and_after_the_last(dem
         assert first["x-quire-cached-tokens"] == "3"
         assert first["x-quire-predicted-cached-tokens"] == "0"
         assert int(first["x-quire-queue-ms"]) >= 0
-        assert last == {**first, "x-quire-prefill-ms": last["x-quire-prefill-ms"]}
+        assert last == {**first, "x-quire-prefill-ms": last["x-quire-prefill-ms"], "x-quire-moves": "0"}
+
+
+async def test_a_request_that_moved_names_the_worker_that_ended_it(demo_tokenizer):
+    fakes = {name: FakeWorker(worker_id=name) for name in ("a", "b")}
+    async with fakes["a"], fakes["b"], running_router(demo_tokenizer, *fakes.values()) as client:
+        for fake in fakes.values():
+            fake.gate.clear()
+        call = client.call(stopping=up_to(6))
+        name = dict(await call.initial_metadata())["x-quire-worker"]
+        fakes[name].dies_at = 3
+        for fake in fakes.values():
+            fake.gate.set()
+        first, last = await metadata_of(call)
+        (other,) = fakes.keys() - {name}
+        assert (first["x-quire-worker"], last["x-quire-worker"], last["x-quire-moves"]) == (name, other, "1")
 
 
 async def test_tenants_take_turns_at_a_worker(demo_tokenizer):
@@ -245,3 +262,25 @@ async def test_a_deadline_that_no_worker_can_meet_reaches_none(demo_tokenizer):
         assert failed.code == grpc.StatusCode.DEADLINE_EXCEEDED
         assert "no worker can begin" in failed.message
         assert not fake.submits
+
+
+async def test_metrics_show_how_well_the_router_foretells(demo_tokenizer):
+    async with FakeWorker(**CACHING) as fake, running_router(demo_tokenizer, fake) as client:
+        port = free_port()
+        stop = serve_metrics(client.router.collector, "127.0.0.1", port)
+        try:
+            for _ in range(2):  # the worker says each time that it had three tokens cached
+                await client.generate(token_ids=ids(*PROMPT), stopping=up_to(1))
+            async with httpx.AsyncClient() as http:
+                text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+        finally:
+            await asyncio.to_thread(stop)
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert {name: float(value) for name, value in samples.items() if "tokens_total" in name} == {
+            "quire_router_predicted_cached_tokens_total": 304,
+            "quire_router_cached_tokens_total": 6,
+            "quire_router_missed_cached_tokens_total": 301,
+            "quire_router_unexpected_cached_tokens_total": 3,
+        }
+        assert float(samples["quire_router_sequences_total"]) == 2
+        assert float(samples[f'quire_router_worker_ready{{worker="{fake.address}"}}']) == 1

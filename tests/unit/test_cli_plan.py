@@ -12,6 +12,7 @@ from quire.config import parse_args
 from quire.placement import PlacementError, place_workers, visible_gpus
 from quire.plan import child_environment, make_plan
 from quire.ports import PortError, PortWish, choose_ports, join, local_host
+from quire.serve import ready_message
 
 ANY_PORTS = ["--port", "0", "--grpc-port", "0", "--worker-port", "0"]
 
@@ -108,3 +109,20 @@ def test_no_proxy_stands_between_the_processes() -> None:
     assert environment["NO_PROXY"].split(",") == ["example.org", "127.0.0.1", "localhost", "::1"]
     assert "127.0.0.1" in environment["no_proxy"].split(",")
     assert environment["PYTHONPATH"].split(":")[-1] == "/extra"
+
+
+@pytest.mark.parametrize("flags", [["--api-key", "secret"], []])
+def test_where_clients_need_keys_grpc_stays_on_this_machine(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if not flags:
+        monkeypatch.setenv("QUIRE_API_KEY", "secret")
+    plan = make_plan(parse_args([*ANY_PORTS, "--host", "0.0.0.0", *flags]), Path("m.gguf"), {"PATH": "/bin"})
+    hosts = [process.args[process.args.index("--host") + 1] for process in (plan.router, plan.gateway)]
+    assert hosts == ["127.0.0.1", "0.0.0.0"]
+    assert ("--api-key" in plan.gateway.args) == bool(flags)
+    # What is printed to be pasted works, and shows no secret.
+    assert "Bearer $QUIRE_API_KEY" in ready_message(plan, 1.0)
+    assert "secret" not in ready_message(plan, 1.0)
+    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    plan = make_plan(parse_args([*ANY_PORTS, "--host", "0.0.0.0"]), Path("m.gguf"), {"PATH": "/bin"})
+    assert plan.router.args[plan.router.args.index("--host") + 1] == "0.0.0.0"
+    assert "Bearer" not in ready_message(plan, 1.0)

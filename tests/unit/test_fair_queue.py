@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from router.routing.dispatcher import QUANTUM
 from router.routing.fair_queue import AGEING_TOKENS_S, FairQueue
+from router.routing.tenant_counters import MAX_SHARED_ACCOUNTS, TenantCounters
 from router.routing.virtual_counters import MAX_TENANTS, OUTPUT_COST, VirtualCounters, cost
 from tests.doubles.virtual_fleet import VirtualFleet, waiting
 
@@ -17,7 +18,7 @@ def order(queue: FairQueue) -> list:
 
 
 def filled(*entries) -> FairQueue:
-    queue = FairQueue(VirtualCounters())
+    queue = FairQueue(TenantCounters())
     for entry in entries:
         queue.add(entry)
     return queue
@@ -42,7 +43,7 @@ def test_tenants_take_turns_whatever_each_has_waiting():
 
 
 def test_who_was_served_less_goes_first():
-    queue = FairQueue(VirtualCounters())
+    queue = FairQueue(TenantCounters())
     greedy, modest = waiting(10, tenant="greedy"), waiting(5000, tenant="modest", arrival=5.0)
     for entry in (greedy, modest):
         queue.add(entry)
@@ -51,18 +52,18 @@ def test_who_was_served_less_goes_first():
 
 
 def test_nobody_saves_up_by_staying_away_nor_pays_off_a_debt():
-    counters = VirtualCounters()
+    counters = TenantCounters()
     queue = FairQueue(counters)
     queue.add(waiting(tenant="busy"))
     counters.charge("busy", output=5000)
     newcomer = waiting(tenant="new")
     queue.add(newcomer)
-    assert counters.of("new") == counters.of("busy"), "lifted to the least of those who wait"
+    assert counters.of_account("new") == counters.of_account("busy"), "lifted to the least of those who wait"
     counters.charge("new", output=1000)
-    owed = counters.of("new")
+    owed = counters.of_account("new")
     queue.discard(newcomer)
     queue.add(newcomer)
-    assert counters.of("new") == owed
+    assert counters.of_account("new") == owed
 
 
 def test_costs_are_those_that_are_documented():
@@ -97,18 +98,57 @@ def test_the_newest_of_the_lowest_class_goes_first():
         waiting(priority=0, arrival=9.0),
     )
     assert filled(old, new, high).last_of_lowest_class() is new
-    assert FairQueue(VirtualCounters()).last_of_lowest_class() is None
+    assert FairQueue(TenantCounters()).last_of_lowest_class() is None
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), workers=st.integers(1, 3), tenants=st.integers(2, 4))
-def test_tenants_that_wait_all_the_while_are_served_alike(seed, workers, tenants):
-    """The published bound: no two are further apart than QUANTUM, one request, and what runs but is not yet charged."""
+def test_an_accounts_share_does_not_grow_with_its_users():
+    crowd = [waiting(1000, tenant=f"crowd/u{number}", arrival=float(number)) for number in range(9)]
+    alone = [waiting(1000, tenant="alone", arrival=10.0 + number) for number in range(3)]
+    first = order(filled(*crowd, *alone))[:6]
+    assert [entry.tenant.partition("/")[0] for entry in first].count("alone") == 3
+
+
+def test_a_newcomer_waits_behind_no_debt_of_another_account():
+    counters = TenantCounters()
+    counters.charge("rich/x", output=10**6)
+    queue = FairQueue(counters)
+    for tenant in ("rich/x", "poor/a"):
+        entry = waiting(tenant=tenant)
+        queue.add(entry)
+        queue.discard(entry)
+    waiting_user, newcomer = waiting(tenant="poor/a"), waiting(tenant="poor/b")
+    queue.add(waiting_user)
+    queue.add(newcomer)
+    assert counters.of_user("poor/b") == counters.of_user("poor/a")
+
+
+def test_accounts_whose_users_are_told_apart_are_bounded():
+    counters = TenantCounters()
+    for number in range(MAX_SHARED_ACCOUNTS + 5):
+        counters.join(f"a{number}/u", [], [])
+    assert len(counters._users) == MAX_SHARED_ACCOUNTS
+    counters.charge("a0/u", output=5)  # what is forgotten can be charged, and leave
+    counters.leave("a0/u", last=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 3),
+    users=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)
+def test_tenants_that_wait_all_the_while_are_served_alike(seed, workers, users):
+    """The published bound: no two are further apart than QUANTUM, one request, and what runs but is not yet charged.
+
+    It holds between accounts, however many users each has, and between the users of each account.
+    """
     chance = random.Random(seed)
     fleet = VirtualFleet(workers, max_slots=4, max_num_batched_tokens=2000)
     longest, output = 12_000, 400
-    shared = {f"t{number}": [number] * 4000 for number in range(tenants)}
-    pending, running = dict.fromkeys(shared, 0), []
+    accounts = {f"a{number}": [f"a{number}/u{user}" for user in range(count)] for number, count in enumerate(users)}
+    tenants = [tenant for named in accounts.values() for tenant in named]
+    shared = {tenant: [number] * 4000 for number, tenant in enumerate(tenants)}
+    pending, running = dict.fromkeys(tenants, 0), []
     bound = QUANTUM + cost(missing=longest) + 4 * workers * cost(output=output)
     now = 0.0
     for _ in range(400):
@@ -121,8 +161,9 @@ def test_tenants_that_wait_all_the_while_are_served_alike(seed, workers, tenants
         for entry, view, placed in fleet.dispatcher.dispatch(now).placed:
             running.append((entry.tenant, view, placed))
             pending[entry.tenant] -= 1
-        served = [fleet.counters.of(tenant) for tenant in shared]
-        assert max(served) - min(served) <= bound
+        levels = [[fleet.counters.of_account(account) for account in accounts]]
+        levels += [[fleet.counters.of_user(tenant) for tenant in named] for named in accounts.values()]
+        assert all(max(served) - min(served) <= bound for served in levels)
         now += 0.1
         tenant, view, placed = running.pop(chance.randrange(len(running)))
         view.admit(placed, placed.predicted_tokens, now)

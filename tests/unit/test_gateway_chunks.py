@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chunks import CHAT, COMPLETION, Chunks, event
+from gateway.chunks import CHAT, COMPLETION, DONE, Chunks, event
+from gateway.generation import Ending
 from gateway.replies import ChatCompletionChunk, CompletionChunk, PromptTokensDetails, UsageReply
 
 MODELS = {CHAT.object: ChatCompletionChunk, COMPLETION.object: CompletionChunk}
@@ -38,7 +39,7 @@ def make(shape, *, include_usage=False, num_choices=3, model="org/m", id="x-1"):
 def test_any_text_comes_back(shape, text, model, stop, include_usage):
     chunks = make(shape, model=model, include_usage=include_usage)
     (piece,) = payloads(chunks.text(2, text))
-    (last,) = payloads(chunks.finish(1, "stop", stop))
+    (last,) = payloads(chunks.finish(1, Ending("stop", stop)))
     for chunk in (piece, last):
         parsed = MODELS[shape.object].model_validate(chunk, strict=True)
         assert (parsed.id, parsed.created, parsed.model) == ("x-1", 123, model)
@@ -62,7 +63,8 @@ def test_opening_names_the_speaker_of_each_choice():
 
 @pytest.mark.parametrize("shape", [CHAT, COMPLETION])
 def test_usage_has_a_chunk_without_choices(shape):
-    (chunk,) = payloads(make(shape, include_usage=True).usage(USAGE))
+    (chunk,) = payloads(make(shape, include_usage=True).end(USAGE).removesuffix(DONE))
+    assert make(shape).end(USAGE) == DONE
     assert chunk["choices"] == []
     assert chunk["usage"] == USAGE.model_dump()
     MODELS[shape.object].model_validate(chunk, strict=True)

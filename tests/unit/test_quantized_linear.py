@@ -93,6 +93,12 @@ def test_fp8_product(scales, dtype):
     gate, up = plain.chunk(2, dim=1)
     gated = fp8_linear.fp8_gated_product(*quantized, weight, scale, dtype, None, "silu")
     torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up, rtol=0.02, atol=0.02)
+    # Quantized in one with the gate is as quantized after it.
+    values, row_scale = fp8_linear.fp8_gated_product(*quantized, weight, scale, dtype, None, "silu", quantize=True)
+    wanted_values, wanted_scale = quantize_per_token(gated)
+    assert values.dtype == torch.float8_e4m3fn
+    assert torch.equal(values.float(), wanted_values.float())
+    assert torch.equal(row_scale, wanted_scale)
 
 
 @pytest.mark.parametrize(("group", "symmetric"), [(16, True), (32, False), (128, False), (160, True)])

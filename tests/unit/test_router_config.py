@@ -34,6 +34,8 @@ def test_names_default_to_the_models_own(tmp_path):
         ([*GOOD, "--chat-template", "/no/such/file"], "--chat-template"),
         ([*GOOD, "--tokenizer", "/no/such/file"], "--tokenizer"),
         ([*GOOD, "--port", "70000"], "--port is 70000"),
+        ([*GOOD, "--max-unsent-bytes", "1000"], "--max-unsent-bytes is 1000"),
+        ([*GOOD, "--metrics-port", "0"], "--metrics-port is 0"),
         ([*GOOD, "--max-num-queued-reqs", "0"], "--max-num-queued-reqs is 0"),
         ([*GOOD, "--max-num-queued-tokens", "0"], "--max-num-queued-tokens is 0"),
         ([*GOOD, "--tokenizer-threads", "0"], "--tokenizer-threads is 0"),

@@ -155,5 +155,46 @@ def test_pending_text_is_sent_once_and_together():
     assert choice.take_unsent() == []
 
 
+def test_a_stream_whose_client_is_too_far_behind_is_paused():
+    made = Request("r", params(1), None, max_unsent_bytes=64 * 10)
+    made.begin([1, 1], 100, PlainBytes())
+    (choice,) = made.choices
+    table = SlotTable(1)
+    slot, generation = table.bind(choice)
+    assert table.deliver(batch((slot, generation, 0, [65] * 10))) == []
+    choice.take_unsent()
+    assert choice.caught_up
+    assert table.deliver(batch((slot, generation, 10, [65] * 10))) == []
+    assert not choice.paused
+    assert table.deliver(batch((slot, generation, 20, [65]))) == [slot]
+    assert choice.paused
+    assert choice.link is None
+    assert not choice.caught_up
+    assert table.deliver(batch((slot, generation, 21, [65]))) == [], "the worker goes on until it hears of it"
+    (sent,) = choice.take_unsent()
+    assert list(sent.delta.token_ids) == [65] * 11
+    assert choice.caught_up
+
+
+def test_an_answer_that_is_sent_whole_is_never_paused():
+    made = Request("r", params(1, final_only=True), None, max_unsent_bytes=64)
+    made.begin([1, 1], 100, PlainBytes())
+    assert not made.choices[0].take(0, [65] * 90)
+
+
+def test_log_probabilities_that_were_sent_are_forgotten():
+    choice = request(logprobs=1).choices[0]
+    for start in (0, 3):
+        columns = sampling_pb2.Logprobs(
+            logprobs=[float(start + place) for place in range(3)], top_count=1, top_token_ids=[65, 66, 67],
+            top_logprobs=[0.5, 0.25, 0.125],
+        )  # fmt: skip
+        choice.take_logprobs(start, columns)
+        choice.take(start, [65, 66, 67])
+        (sent,) = choice.take_unsent()
+        assert sent.delta.logprobs == columns
+    assert len(choice._logprobs._logprobs) == len(choice._logprobs._top_ids) == 0
+
+
 def test_prompt_is_packed_little_endian():
     assert pack_ids([1, 0x01020304]) == b"\x01\0\0\0\x04\x03\x02\x01"

@@ -1,7 +1,10 @@
 """Our routing against readings of others' rules, on virtual workers: ratios that must hold wherever this runs."""
 
+from dataclasses import replace
+
 import pytest
 
+from benchmarks.routing import fairness
 from benchmarks.routing.simulation import simulate
 from benchmarks.routing.virtual_worker import Job, Speed
 from benchmarks.routing.workloads import conversations, hot_prefix, prefix_groups
@@ -45,3 +48,13 @@ def test_all_are_served_though_a_worker_dies():
     jobs = prefix_groups(10, 60, BLOCK, seed=1, groups=75)
     outcome = simulate(jobs, fleet(150_000), BLOCK, "own prefix", 0, death_s=30.0)
     assert len(outcome.ttft_s) == len(jobs)
+
+
+def test_two_backlogged_tenants_are_served_alike_and_it_costs_next_to_nothing():
+    jobs = fairness.arrivals(35, 20, 3, groups=0)
+    fair = fairness.run(jobs, 20)
+    plain = fairness.run([replace(job, tenant=fairness.MANY) for job in jobs], 20)
+    assert fair.backlogged_s > 15
+    assert fair.gap <= fair.bound
+    assert 0.45 < fair.share < 0.55
+    assert fair.tokens >= 0.98 * plain.tokens

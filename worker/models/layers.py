@@ -100,9 +100,10 @@ class Linear(nn.Module):
         y = self.sum(self.weights(x, None))
         return y if self.bias is None else y + self.bias
 
-    def gated(self, x: Activations, activation: str) -> torch.Tensor:
-        """``act(gate) * up`` of the outputs, which are a gate and as many of up: [tokens, outputs held / 2]."""
-        return self.weights.gated(x, self.bias, activation)
+    def gated(self, x: Activations, activation: str, taker: "Linear") -> Activations:
+        """``act(gate) * up`` of the outputs, which are a gate and as many of up, as ``taker`` takes it: [tokens,
+        outputs held / 2]."""
+        return self.weights.gated(x, self.bias, activation, taker.takes_quantized)
 
     def targets(self) -> dict[str, Target]:
         """Where each checkpoint tensor goes, by its name below the module that owns this one."""
@@ -243,4 +244,4 @@ class GatedMLP(FeedForward):
 
     def forward(self, x: Activations) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]."""
-        return self.down_proj(self.gate_up_proj.gated(x, self.activation))
+        return self.down_proj(self.gate_up_proj.gated(x, self.activation, self.down_proj))

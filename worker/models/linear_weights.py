@@ -67,8 +67,11 @@ class LinearWeights(nn.Module):
 
     takes_quantized = False
 
-    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
-        """``act(gate) * up`` of the two halves of the outputs, [tokens, outputs held / 2]."""
+    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str, quantize: bool) -> Activations:
+        """``act(gate) * up`` of the two halves of the outputs, [tokens, outputs held / 2].
+
+        ``quantize``: what comes next takes ``Quantized``, and the result may be that.
+        """
         gated: torch.Tensor = GATED[activation](self(x, bias))
         return gated
 
@@ -87,7 +90,7 @@ class PlainWeights(LinearWeights):
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return linear(x, self.weight, bias)
 
-    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str, quantize: bool) -> Activations:
         assert isinstance(x, torch.Tensor)
         return gated_linear(x, self.weight, bias, activation)
 
@@ -122,9 +125,9 @@ class Fp8Weights(LinearWeights):
         values, scale = quantize_per_token(x) if isinstance(x, torch.Tensor) else x
         return fp8_product(values, scale, self.weight, self.weight_scale, self.dtype, bias)
 
-    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    def gated(self, x: Activations, bias: torch.Tensor | None, activation: str, quantize: bool) -> Activations:
         values, scale = quantize_per_token(x) if isinstance(x, torch.Tensor) else x
-        return fp8_gated_product(values, scale, self.weight, self.weight_scale, self.dtype, bias, activation)
+        return fp8_gated_product(values, scale, self.weight, self.weight_scale, self.dtype, bias, activation, quantize)
 
     def targets(self, cut: Cut) -> dict[str, Target]:
         found = {}

@@ -1,0 +1,1 @@
+"""Who may call, and how much: keys, their limits, and the layer that asks for them."""

@@ -1,0 +1,1 @@
+"""What the outputs of a key's requests must not have in them."""

@@ -1,0 +1,163 @@
+"""Output policies of keys over HTTP, before a scripted router: what is ended, what is redacted, what it costs."""
+
+import itertools
+import json
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.__main__ import main
+from gateway.access.key_file import ApiKey, OutputPolicy, digest_of
+from protos import inference_pb2, sampling_pb2
+from tests.doubles.processes import wait_until
+from tests.integration.fake_inference import MODEL, FakeInference, running_stack
+
+ASK = [{"role": "user", "content": "Hello there"}]
+NUMBER = "[0-9]{3}-[0-9]{4}"
+KEYS = (
+    ApiKey(digest_of("free")),
+    ApiKey(digest_of("end"), output_policy=OutputPolicy((NUMBER, "(?i)secret"))),
+    ApiKey(digest_of("redact"), output_policy=OutputPolicy((NUMBER,), "redact")),
+    ApiKey(digest_of("short"), output_policy=OutputPolicy(max_chars=10)),
+    ApiKey(digest_of("counted"), tokens_per_minute=20, output_policy=OutputPolicy(("secret",))),
+)
+
+
+@pytest.fixture(scope="module")
+def stack():
+    with running_stack(FakeInference(), api_keys=KEYS, tool_call_parser="hermes", reasoning_parser="qwen3") as stack:
+        yield stack
+
+
+@pytest.fixture(autouse=True)
+def fake(stack):
+    stack.fake.reset()
+    return stack.fake
+
+
+def post(stack, key, path="/v1/chat/completions", **fields):
+    body = {"model": MODEL, **({"messages": ASK} if "chat" in path else {}), **fields}
+    return httpx.post(stack.url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=20)
+
+
+def whole(stack, key, **fields):
+    (choice,) = post(stack, key, **fields).json()["choices"]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+def streamed(stack, key, **fields):
+    lines = post(stack, key, stream=True, **fields).text.split("\n")
+    assert "data: [DONE]" in lines
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    pieces = [choice["delta"].get("content") or "" for choice in choices]
+    return "".join(pieces), choices[-1]["finish_reason"]
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_a_match_ends_the_output(stack, fake, ask):
+    fake.words = ["Call ", "555", "-01", "234", " now"]
+    assert ask(stack, "end") == ("Call ", "content_filter")
+    assert ask(stack, "free") == ("Call 555-01234 now", "length")
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_a_match_is_redacted(stack, fake, ask):
+    fake.words = ["Call ", "555", "-01", "234", " or 555-0", "000"]
+    assert ask(stack, "redact") == ("Call [redacted]4 or [redacted]", "content_filter")
+    fake.words = ["Call 555-", "me"]
+    assert ask(stack, "redact") == ("Call 555-me", "length")
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_a_longest_output(stack, fake, ask):
+    fake.words = ["Call ", "me by my", " name"]
+    assert ask(stack, "short") == ("Call me by", "length")
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.lists(st.integers(0, 29), max_size=8))
+def test_no_chunk_has_a_part_of_a_match(stack, cuts):
+    text = "It is 12-555-0123-4, or SECRET."
+    places = sorted({0, len(text), *cuts})
+    stack.fake.words = [text[start:end] for start, end in itertools.pairwise(places)]
+    assert streamed(stack, "end") == ("It is 12-", "content_filter")
+    assert streamed(stack, "redact") == ("It is 12-[redacted]-4, or SECRET.", "content_filter")
+
+
+def test_the_router_is_told_that_nothing_more_is_wanted(stack, fake):
+    fake.words, fake.delay_token = ["a secret ", *["word "] * 500], 0.02
+    response = post(stack, "end", stream=True, stream_options={"include_usage": True})
+    assert fake.cancelled.acquire(timeout=10)
+    chunks = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
+    assert 1 <= chunks[-1]["usage"]["completion_tokens"] < 100
+    wait_until(
+        lambda: httpx.get(f"{stack.url}/load", headers={"authorization": "Bearer free"}).json()["server_load"] == 0
+    )
+
+
+def test_other_choices_go_on(stack, fake):
+    response = inference_pb2.GenerateResponse
+
+    def delta(index, text):
+        return response(delta=inference_pb2.Delta(index=index, text=text))
+
+    def finished(index):
+        return response(finished=inference_pb2.Finished(index=index, reason=sampling_pb2.FINISH_REASON_STOP))
+
+    fake.script = [
+        response(started=inference_pb2.Started(request_id="x", model=MODEL, prompt_tokens=1)),
+        *[delta(0, "my secret"), delta(1, "your "), delta(0, " is out"), delta(1, "cat"), finished(0), finished(1)],
+    ]
+    lines = post(stack, "end", stream=True, n=2).text.split("\n")
+    choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    texts, reasons = ["", ""], [None, None]
+    for choice in choices:
+        assert reasons[choice["index"]] is None
+        texts[choice["index"]] += choice["delta"].get("content") or ""
+        reasons[choice["index"]] = choice["finish_reason"]
+    assert (texts, reasons) == (["my ", "your cat"], ["content_filter", "stop"])
+
+
+def test_reasoning_and_arguments_are_outputs_too(stack, fake):
+    fake.words, fake.stop_string = ["<think>a se", "cret</think>", "Yes"], "x"
+    (choice,) = post(stack, "end").json()["choices"]
+    assert choice["finish_reason"] == "content_filter"
+    assert choice["message"]["reasoning_content"] == "a"
+    fake.words = ['<tool_call>{"name": "f", "arguments": {"a": "555-', '0123"}}</tool_call>']
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    (choice,) = post(stack, "redact", tools=tools).json()["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": "[redacted]"}'
+
+
+def test_the_other_apis_have_words_for_it(stack, fake):
+    fake.words = ["my ", "secret"]
+    reply = post(stack, "end", "/v1/responses", input="Hello").json()
+    assert (reply["status"], reply["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
+    reply = post(stack, "end", "/v1/messages", messages=ASK, max_tokens=9).json()
+    assert (reply["stop_reason"], reply["content"][0]["text"]) == ("refusal", "my ")
+    reply = post(stack, "end", "/v1/completions", prompt="Hello", echo=True).json()
+    assert (reply["choices"][0]["text"], reply["choices"][0]["finish_reason"]) == ("Hellomy ", "content_filter")
+
+
+def test_log_probabilities_would_tell_everything(stack, fake):
+    error = post(stack, "end", logprobs=True).json()["error"]
+    assert error["param"] == "logprobs"
+    assert fake.requests == []
+    assert post(stack, "free", logprobs=True).status_code == 200
+
+
+def test_what_was_cut_off_is_charged(stack, fake):
+    fake.words, fake.delay_token = [*["word "] * 30, "secret", *["word "] * 500], 0.001
+    assert post(stack, "counted", stream=True).status_code == 200
+    wait_until(lambda: post(stack, "counted").status_code == 429)
+
+
+def test_a_bad_pattern_is_said_at_the_start(tmp_path, capsys):
+    path = tmp_path / "keys.json"
+    entry = {"sha256": digest_of("x").hex(), "output_policy": {"banned_patterns": ["a", "(?=b)"]}}
+    path.write_text(json.dumps({"keys": [entry]}))
+    assert main(["--api-keys-file", str(path), "--port", "0"]) == 1
+    assert "'(?=b)' matches the empty text" in capsys.readouterr().err
