@@ -1,10 +1,15 @@
 """Prompt lookup with the demo model, offline: the same text in fewer steps, also where stop strings end it."""
 
 import dataclasses
+import json
 
+import grpc
 import pytest
 
-from quire import LLM, SamplingParams, StructuredOutputsParams
+from protos import inference_pb2_grpc
+from quire import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quire.offline.prompts import put_prompt
+from tests.doubles.processes import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -61,3 +66,23 @@ def test_a_text_that_repeats_is_the_same_in_fewer_steps(demo_model, plain, async
     assert steps < plain[2] / 2
     assert speculator.num_accepted_tokens > speculator.num_draft_tokens / 2
     assert {output.outputs[0].finish_reason for output in outputs} == {"length", "stop"}
+
+
+def test_served_with_drafts_is_offline_without(demo_model, plain):
+    """Through router and worker processes: the flag, steps of several tokens, and a stop string in the midst of one."""
+    stack = Stack(demo_model, "--dtype", "float32", "--max-model-len", "512", "--speculative-config", json.dumps(NGRAM))
+    try:
+        stack.start()
+        with grpc.insecure_channel(f"127.0.0.1:{stack.router_port}") as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            for (name, params), want in zip(PARAMS.items(), plain[0], strict=True):
+                request = dataclasses.replace(params, output_kind=RequestOutputKind.DELTA).to_request()
+                request.model = "model"
+                put_prompt(request, LINE * 3)
+                texts = [""] * params.n
+                for event in stub.Generate(request, timeout=120):
+                    if event.HasField("delta"):
+                        texts[event.delta.index] += event.delta.text
+                assert texts == [completion.text for completion in want.outputs], name
+    finally:
+        stack.close()
