@@ -207,7 +207,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         "--speculative-config", metavar="JSON",
         help='drafts several tokens of each sequence and verifies them in one step, say {"method": "ngram", '
         '"num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}, which copies what followed the '
-        "same tokens before; output does not change (default: none)",
+        'same tokens before, or {"method": "draft_model", "model": "small.gguf", "num_speculative_tokens": 4}, '
+        "which asks a smaller model of the same vocabulary; output does not change (default: none)",
     )  # fmt: skip
     group = parser.add_argument_group("worker: KV cache")
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (default %(default)s)")

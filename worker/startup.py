@@ -28,9 +28,11 @@ from worker.parallel.shards import ALONE, Parallel, check_degree
 from worker.quantization import choose_quantization
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
+from worker.speculation.draft_model import ModelDrafter
 from worker.speculation.ngram import NgramDrafter
-from worker.speculation.speculator import Speculator
+from worker.speculation.speculator import Drafter, Speculator
 from worker.step_input import HostInputBuilder, InputBuilder
+from worker.vocabulary import VocabularyError
 
 if TYPE_CHECKING:
     from worker.decode_graphs import DecodeGraphs
@@ -148,14 +150,18 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         ranks.configure([setup.for_rank(rank) for rank in range(1, ranks.size)])
         parallel = ranks.join(device)
     model, manifest = load_model(config, checkpoint, setup.max_model_len, setup.dtype, device, parallel)
-    num_blocks, source = fitting_blocks(setup, model, model_config, parallel)
+    draft = _load_draft(setup, checkpoint)
+    draft_block = (
+        0 if draft is None else bytes_per_block(draft.checkpoint.config, config.block_size, setup.kv_cache_dtype)
+    )
+    num_blocks, source = fitting_blocks(setup, model, model_config, parallel, draft_block)
     if ranks is not None:
         # Every rank holds its share of every block: the one with the least memory decides.
         num_blocks = min(num_blocks, *(values["num_blocks"] for values in ranks.gather()))
         if device.type == "cpu":
             ranks.forget_store()
     per_block = bytes_per_block(model_config, config.block_size, setup.kv_cache_dtype, parallel)
-    check_blocks(num_blocks, source, per_block, config.block_size, setup.max_model_len)
+    check_blocks(num_blocks, source, per_block + draft_block, config.block_size, setup.max_model_len)
     cache = KVCache(model_config, num_blocks, config.block_size, setup.kv_cache_dtype, device, parallel)
     size = num_blocks * per_block / 2**20
     each = " each" if parallel.size > 1 else ""
@@ -171,7 +177,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         setup.max_num_batched_tokens,
         config.long_prefill_token_threshold,
         config.max_num_prefill_tokens_with_decodes,
-        _speculator(config),
+        _speculator(setup, draft, num_blocks, model_config.vocab_size),
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
@@ -201,12 +207,69 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
     return engine, limits
 
 
-def _speculator(config: WorkerConfig) -> Speculator | None:
-    wanted = config.speculative_config
+@dataclass(frozen=True)
+class _Draft:
+    """A draft model with its weights on the leader's device, and the setup under which it runs there, whole."""
+
+    checkpoint: Checkpoint
+    model: CausalLM
+    setup: Setup
+
+
+def _load_draft(setup: Setup, target: Checkpoint) -> _Draft | None:
+    """The draft model, if one is wanted. Raises ConfigError when it does not belong to the target."""
+    wanted = setup.config.speculative_config
+    if wanted is None or wanted.model is None:
+        return None
+    if not wanted.model.exists():
+        raise ConfigError(f"--speculative-config: model {wanted.model} is not there; give a folder or a .gguf file")
+    checkpoint = open_checkpoint(wanted.model)
+    if not _same_vocabulary(checkpoint, target):
+        raise ConfigError(
+            f"--speculative-config: {checkpoint.name} and {target.name} do not have the same tokens; take a draft "
+            "model of the same family"
+        )
+    max_model_len = min(setup.max_model_len, checkpoint.config.max_position)
+    config = replace(setup.config, model=wanted.model, quantization=None, speculative_config=None)
+    config = replace(config, tensor_parallel_size=1)
+    logger.info("draft model %s (%s)", checkpoint.name, checkpoint.config.architecture)
+    model, _ = load_model(config, checkpoint, max_model_len, setup.dtype, setup.device)
+    return _Draft(checkpoint, model, replace(setup, config=config, max_model_len=max_model_len))
+
+
+def _same_vocabulary(one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether ids stand for the same tokens; models may be padded to different sizes. By size, if no one can tell."""
+    try:
+        tokens, others = one.vocabulary().tokens, other.vocabulary().tokens
+    except VocabularyError:
+        return one.config.vocab_size == other.config.vocab_size
+    shared = min(len(tokens), len(others))
+    return tokens[:shared] == others[:shared] and not any(tokens[shared:]) and not any(others[shared:])
+
+
+def _speculator(setup: Setup, draft: _Draft | None, num_blocks: int, vocab_size: int) -> Speculator | None:
+    wanted = setup.config.speculative_config
     if wanted is None:
         return None
-    drafter = NgramDrafter(wanted.prompt_lookup_max, wanted.prompt_lookup_min)
+    drafter: Drafter = NgramDrafter(wanted.prompt_lookup_max, wanted.prompt_lookup_min)
+    if draft is not None:
+        drafter = ModelDrafter(_draft_engine(draft, num_blocks), draft.setup.max_model_len, vocab_size)
     return Speculator(drafter, wanted.num_speculative_tokens)
+
+
+def _draft_engine(draft: _Draft, num_blocks: int) -> Engine:
+    """An engine with as many blocks as the target has: what one has cached, the other then has, by and large."""
+    setup, model = draft.setup, draft.checkpoint.config
+    block_size, rows = setup.config.block_size, setup.max_num_seqs
+    cache = KVCache(model, num_blocks, block_size, setup.kv_cache_dtype, setup.device)
+    inputs = input_builder(setup, cache, setup.device)
+    graphs = None
+    if replays_graphs(setup.config, setup.device):
+        graphs = _capture_graphs(draft.model, cache, inputs, rows)
+    runner = ModelRunner(draft.model, cache, inputs, rows, model.vocab_size, setup.device, graphs)
+    engine = Engine(Scheduler(BlockPool(num_blocks), block_size, rows, setup.max_num_batched_tokens), runner)
+    _warm_up(engine, min(setup.max_num_batched_tokens, setup.max_model_len - 1))
+    return engine
 
 
 def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:
@@ -316,14 +379,15 @@ def _model_config(config: WorkerConfig, checkpoint: Checkpoint) -> ModelConfig:
 
 
 def fitting_blocks(
-    setup: Setup, model: CausalLM, model_config: ModelConfig, parallel: Parallel = ALONE
+    setup: Setup, model: CausalLM, model_config: ModelConfig, parallel: Parallel = ALONE, draft_block: int = 0
 ) -> tuple[int, str]:
     """How many KV blocks there is room for on this rank, and the setting that says so.
 
-    Raises ConfigError when a GPU has no room for a single step.
+    ``draft_block`` is the size in bytes of a draft model's block, of which there is one beside each. Raises ConfigError
+    when a GPU has no room for a single step.
     """
     config = setup.config
-    per_block = bytes_per_block(model_config, config.block_size, setup.kv_cache_dtype, parallel)
+    per_block = bytes_per_block(model_config, config.block_size, setup.kv_cache_dtype, parallel) + draft_block
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override, "--num-gpu-blocks-override"
     if config.kv_cache_memory_bytes is not None:

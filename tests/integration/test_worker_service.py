@@ -12,11 +12,13 @@ from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
 from protos.prefix import block_hashes
 from tests.doubles.fake_runner import STOP, VOCAB, FakeRunner, next_token
 from tests.doubles.prefix_mirror import PrefixMirror, split
+from tests.doubles.scheduler_load import Guesser
 from worker.block_pool import BlockPool
 from worker.engine import Engine, EngineLimits
 from worker.grammar import GrammarCompiler
 from worker.scheduler import Scheduler
 from worker.server import WorkerServicer
+from worker.speculation.speculator import Speculator
 from worker.vocabulary import VocabularyError
 
 LIMITS = EngineLimits("fake", "hash", VOCAB, 4, 64, 100, 4, 32)
@@ -165,6 +167,25 @@ async def test_hello_then_tokens_then_finish(worker):
             assert row.usage.completion_tokens == len(want)
         assert sorted((row.slot, row.cached_tokens) for row in admitted) == [(0, 0), (1, 4), (2, 0)]
     await at_rest(worker)
+
+
+async def test_several_tokens_of_a_step_arrive_and_drafts_are_counted(worker):
+    worker.scheduler.speculator = Speculator(Guesser(seed=1, accuracy=0.8), 4)
+    worker.begin()
+    prompt = prompt_without_stop(40)
+    async with connected(worker) as router:
+        await router.credit()
+        await router.submit(prompt, max_tokens=40)
+        tokens, batches = [], []
+        while not batches or not batches[-1].finished:
+            batches.append(await router.read("step_batch"))
+            assert not batches[-1].first_indices or list(batches[-1].first_indices) == [len(tokens)]
+            tokens += batches[-1].token_ids
+        await at_rest(worker)
+    assert tokens == oracle(prompt, 40)
+    load = batches[-1].load
+    assert 0 < load.accepted_tokens < load.draft_tokens
+    assert load.accepted_tokens == 40 - batches[-1].step, "each accepted token saves a step"
 
 
 async def test_before_the_model_is_loaded_the_stream_is_refused(worker):

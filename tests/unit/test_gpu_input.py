@@ -16,6 +16,7 @@ from worker.decode_graphs import graph_sizes
 from worker.gpu_input import GpuInputBuilder, decode_size, send
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
+from worker.speculation.speculator import Speculator
 from worker.step_input import HostInputBuilder, StepInput
 from worker.step_plan import Sampled, StepPlan
 
@@ -48,11 +49,19 @@ def check_layout(step: StepInput, plan: StepPlan) -> None:
     assert [tuple(tile) for tile in layout.prefill_tiles.T.tolist()] == want
 
 
+class HalfRight:
+    """Drafts for steps that sample nothing but 1: the first two are right."""
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [[1, 1, 0][:most] for _, most in wanted]
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=7), st.booleans())
-def test_a_gpu_is_told_what_the_reference_is(requests: list[tuple[int, int]], cached: bool) -> None:
-    """Prompts in chunks, preemption and rows that change hands; sampled ids stay on the device."""
-    scheduler = Scheduler(BlockPool(10, cached), BLOCK_SIZE, max_num_seqs=ROWS, max_num_batched_tokens=11)
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=7), st.booleans(), st.booleans())
+def test_a_gpu_is_told_what_the_reference_is(requests: list[tuple[int, int]], cached: bool, drafted: bool) -> None:
+    """Prompts in chunks, drafts, preemption and rows that change hands; sampled ids stay on the device."""
+    speculator = Speculator(HalfRight(), 3) if drafted else None
+    scheduler = Scheduler(BlockPool(10, cached), BLOCK_SIZE, ROWS, max_num_batched_tokens=11, speculator=speculator)
     gpu = GpuInputBuilder(ROWS, MAX_BLOCKS, BLOCK_SIZE, DEVICE)
     host = HostInputBuilder(ROWS, BLOCK_SIZE, BLOCK_SIZE, torch.device("cpu"))
     packed = torch.empty(decode_size(ROWS + 2), dtype=torch.int32, device=DEVICE)
@@ -82,7 +91,7 @@ def test_a_gpu_is_told_what_the_reference_is(requests: list[tuple[int, int]], ca
             assert found.sample_tokens.tolist() == wanted.sample_tokens.tolist()
             assert found.sample_rows.tolist() == wanted.sample_rows.tolist()
         same(found, wanted, len(plan.token_ids))
-        ids = list(range(sampled, sampled + len(plan.samples)))
+        ids = [1] * len(plan.samples) if drafted else list(range(sampled, sampled + len(plan.samples)))
         sampled += len(ids)
         for builder in (host, gpu):
             for index, token_id in zip(plan.samples, ids, strict=True):

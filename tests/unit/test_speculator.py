@@ -170,7 +170,7 @@ def test_the_flag_is_vllms_json(text, config):
     [
         ("ngram", "is not JSON"),
         ("[4]", "is not a JSON object"),
-        ("{}", "method is None; supported: ngram"),
+        ("{}", "method is None; supported: ngram, draft_model"),
         ('{"method": "eagle3", "num_speculative_tokens": 4}', "method is 'eagle3'"),
         ('{"method": "ngram"}', "num_speculative_tokens is None; it must be a whole number"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens is 0"),

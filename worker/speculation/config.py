@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-METHODS = ("ngram",)
+METHODS = ("ngram", "draft_model")
 _MAX_TOKENS = 32
 _LOOKUP = 5
-_FIELDS = {"ngram": ("prompt_lookup_max", "prompt_lookup_min")}
+_FIELDS = {"ngram": ("prompt_lookup_max", "prompt_lookup_min"), "draft_model": ("model",)}
 
 
 @dataclass(frozen=True)
@@ -15,15 +16,18 @@ class SpeculativeConfig:
     """How drafts are made.
 
     Attributes:
-        method: ``ngram`` copies what followed the same tokens earlier in the sequence.
+        method: ``ngram`` copies what followed the same tokens earlier in the sequence; ``draft_model`` asks a smaller
+            model.
         num_speculative_tokens: most drafts of a sequence in a step.
         prompt_lookup_max, prompt_lookup_min: longest and shortest run of last tokens that is looked for.
+        model: the draft model's folder or .gguf file; None for ``ngram``.
     """
 
     method: str
     num_speculative_tokens: int
     prompt_lookup_max: int = _LOOKUP
     prompt_lookup_min: int = _LOOKUP
+    model: Path | None = None
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
@@ -51,6 +55,11 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     count = _whole_number(raw, "num_speculative_tokens", None)
     if count > _MAX_TOKENS:
         raise ValueError(f"num_speculative_tokens is {count}; it may be {_MAX_TOKENS} at most")
+    if method == "draft_model":
+        model = raw.get("model")
+        if not isinstance(model, str) or not model:
+            raise ValueError(f"model is {model!r}; method draft_model needs the draft model's folder or .gguf file")
+        return SpeculativeConfig(method, count, model=Path(model))
     longest = _whole_number(raw, "prompt_lookup_max", raw.get("prompt_lookup_min", _LOOKUP))
     shortest = _whole_number(raw, "prompt_lookup_min", longest)
     if shortest > longest:
