@@ -88,7 +88,7 @@ def _load(config: WorkerConfig, store: Path, rank: int, size: int, channel: Chan
         torch.cuda.set_device(device)
     parallel = join_group(store, rank, size, device)
     model, _ = load_model(config, checkpoint, setup.max_model_len, dtype, device, parallel)
-    fitting, _ = fitting_blocks(config, checkpoint.config, setup.kv_cache_dtype, device, parallel)
+    fitting, _ = fitting_blocks(setup, model, checkpoint.config, parallel)
     channel.send_values(num_blocks=fitting)
     num_blocks = json.loads(inbox.get())["num_blocks"]
     cache = KVCache(checkpoint.config, num_blocks, config.block_size, setup.kv_cache_dtype, device, parallel)

@@ -36,6 +36,7 @@ from worker.vocabulary import VocabularyError
 
 if TYPE_CHECKING:
     from worker.decode_graphs import DecodeGraphs
+    from worker.memory_profile import MemoryProfile
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
     draft_block = (
         0 if draft is None else bytes_per_block(draft.checkpoint.config, config.block_size, setup.kv_cache_dtype)
     )
-    num_blocks, source = fitting_blocks(config, model_config, setup.kv_cache_dtype, device, parallel, draft_block)
+    num_blocks, source = fitting_blocks(setup, model, model_config, parallel, draft_block)
     if ranks is not None:
         # Every rank holds its share of every block: the one with the least memory decides.
         num_blocks = min(num_blocks, *(values["num_blocks"] for values in ranks.gather()))
@@ -378,28 +379,53 @@ def _model_config(config: WorkerConfig, checkpoint: Checkpoint) -> ModelConfig:
 
 
 def fitting_blocks(
-    config: WorkerConfig,
-    model: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    parallel: Parallel = ALONE,
-    draft_block: int = 0,
+    setup: Setup, model: CausalLM, model_config: ModelConfig, parallel: Parallel = ALONE, draft_block: int = 0
 ) -> tuple[int, str]:
-    """How many KV blocks of this dtype there is room for on this rank, and the setting that says so.
+    """How many KV blocks there is room for on this rank, and the setting that says so.
 
-    ``draft_block`` is the size in bytes of a draft model's block, of which there is one beside each.
+    ``draft_block`` is the size in bytes of a draft model's block, of which there is one beside each. Raises ConfigError
+    when a GPU has no room for a single step.
     """
-    per_block = bytes_per_block(model, config.block_size, dtype, parallel) + draft_block
+    config = setup.config
+    per_block = bytes_per_block(model_config, config.block_size, setup.kv_cache_dtype, parallel) + draft_block
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override, "--num-gpu-blocks-override"
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes // per_block, "--kv-cache-memory-bytes"
-    if device.type == "cpu":
+    if setup.device.type == "cpu":
         return _CPU_KV_CACHE_BYTES // per_block, "the cpu's default of 512 MiB (--kv-cache-memory-bytes)"
-    free, total = torch.cuda.mem_get_info(device)
-    # What this process may still take of its share; a tenth of it is left to activations.
-    budget = 0.9 * (free - (1 - config.gpu_memory_utilization) * total)
-    return max(0, int(budget)) // per_block, "--gpu-memory-utilization"
+    profile = _profile_memory(setup, model, model_config, parallel)
+    share = config.gpu_memory_utilization
+    sum_up = profile.describe(share)
+    logger.info("memory: %s", sum_up)
+    return max(0, profile.left(share)) // per_block, f"--gpu-memory-utilization {share} ({sum_up})"
+
+
+def _profile_memory(setup: Setup, model: CausalLM, model_config: ModelConfig, parallel: Parallel) -> "MemoryProfile":
+    from worker.gpu_input import GpuInputBuilder
+    from worker.memory_profile import largest_step, profile_memory
+
+    config, device = setup.config, setup.device
+    logger.info("measuring the memory of the largest step, of %d tokens", setup.max_num_batched_tokens)
+    plan = largest_step(setup.max_num_seqs, setup.max_num_batched_tokens, setup.max_model_len, config.block_size)
+
+    def make_cache(blocks: int) -> KVCache:
+        return KVCache(model_config, blocks, config.block_size, setup.kv_cache_dtype, device, parallel)
+
+    def make_inputs(cache: KVCache) -> GpuInputBuilder:
+        made = input_builder(setup, cache, device)
+        assert isinstance(made, GpuInputBuilder)
+        return made
+
+    graphs = replays_graphs(config, device)
+    try:
+        return profile_memory(model, plan, model_config.vocab_size, make_cache, make_inputs, graphs, device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a step of --max-num-batched-tokens {setup.max_num_batched_tokens} for --max-num-seqs "
+            f"{setup.max_num_seqs} does not fit beside the weights on {device}; lower them, or use a quantized model "
+            f"or a larger --tensor-parallel-size ({error})"
+        ) from error
 
 
 def check_blocks(blocks: int, source: str, per_block: int, block_size: int, max_model_len: int) -> None:
