@@ -51,9 +51,14 @@ class MemoryProfile:
         )
 
 
-def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int) -> StepPlan:
+def largest_step(
+    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, num_samples: int = 0
+) -> StepPlan:
     """A step that takes the most memory: as many tokens as one may have, for as many sequences as may run, all of them
-    sampled under every rule that costs something. Its blocks are 0 and up."""
+    sampled under every rule that costs something. Its blocks are 0 and up.
+
+    ``num_samples``, where steps may sample more tokens than sequences run: those of drafts.
+    """
     tokens = min(max_num_batched_tokens, max_num_seqs * max_model_len)
     each, more = divmod(tokens, max_num_seqs)
     # Sequences of one token come first.
@@ -67,7 +72,8 @@ def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: 
         used += blocks
     plan.token_ids.extend([0] * tokens)
     params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
-    plan.sampling, plan.output_indices = [params] * max_num_seqs, [0] * max_num_seqs
+    plan.samples = rows + rows[-1:] * (num_samples - max_num_seqs)
+    plan.sampling, plan.output_indices = [params] * len(plan.samples), [0] * len(plan.samples)
     plan.histories = [History(row, token_array(), token_array()) for row in rows]
     return plan
 

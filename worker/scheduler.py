@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from protos.prefix import extend_chain
 from worker.block_pool import BlockPool
 from worker.sequence import FinishReason, Sequence, SequenceStatus
-from worker.speculation.speculator import Speculator
+from worker.speculation.speculator import Speculator, most_samples
 from worker.step_plan import History, PromptRow, Sampled, StepOutput, StepPlan
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 # A global is found in half the time of an enum's member.
 _RUNNING, _FINISHED = SequenceStatus.RUNNING, SequenceStatus.FINISHED
 _TURN = attrgetter("turn")
-# Samples that a step with drafts may have even if fewer sequences run: each takes as many floats as the vocabulary has
-# tokens.
-_SAMPLES_AT_ONCE = 64
 
 
 class Scheduler:
@@ -305,7 +302,7 @@ class Scheduler:
         A block that a sequence holds for drafts that turn out wrong stays with it; it is the next one that it needs.
         """
         tokens = self.max_num_batched_tokens - len(decodes) - sum(count for _, count in chunks)
-        samples = max(self.max_num_seqs, _SAMPLES_AT_ONCE) - len(decodes) - len(chunks)
+        samples = most_samples(self.max_num_seqs) - len(decodes) - len(chunks)
         planned: dict[Sequence, list[int]] = {}
         for seq, drafts in speculator.propose(decodes, min(tokens, samples)):
             length = seq.num_computed

@@ -30,7 +30,7 @@ from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.speculation.draft_model import ModelDrafter
 from worker.speculation.ngram import NgramDrafter
-from worker.speculation.speculator import Drafter, Speculator
+from worker.speculation.speculator import Drafter, Speculator, most_samples
 from worker.step_input import HostInputBuilder, InputBuilder
 from worker.vocabulary import VocabularyError
 
@@ -151,17 +151,16 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         parallel = ranks.join(device)
     model, manifest = load_model(config, checkpoint, setup.max_model_len, setup.dtype, device, parallel)
     draft = _load_draft(setup, checkpoint)
-    draft_block = (
-        0 if draft is None else bytes_per_block(draft.checkpoint.config, config.block_size, setup.kv_cache_dtype)
-    )
-    num_blocks, source = fitting_blocks(setup, model, model_config, parallel, draft_block)
+    num_blocks, source = fitting_blocks(setup, model, model_config, parallel, draft)
     if ranks is not None:
         # Every rank holds its share of every block: the one with the least memory decides.
         num_blocks = min(num_blocks, *(values["num_blocks"] for values in ranks.gather()))
         if device.type == "cpu":
             ranks.forget_store()
     per_block = bytes_per_block(model_config, config.block_size, setup.kv_cache_dtype, parallel)
-    check_blocks(num_blocks, source, per_block + draft_block, config.block_size, setup.max_model_len)
+    check_blocks(
+        num_blocks, source, per_block + (draft.bytes_per_block if draft else 0), config.block_size, setup.max_model_len
+    )
     cache = KVCache(model_config, num_blocks, config.block_size, setup.kv_cache_dtype, device, parallel)
     size = num_blocks * per_block / 2**20
     each = " each" if parallel.size > 1 else ""
@@ -214,6 +213,11 @@ class _Draft:
     checkpoint: Checkpoint
     model: CausalLM
     setup: Setup
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Of its keys and values; there is one such block beside each of the target's."""
+        return bytes_per_block(self.checkpoint.config, self.setup.config.block_size, self.setup.kv_cache_dtype)
 
 
 def _load_draft(setup: Setup, target: Checkpoint) -> _Draft | None:
@@ -379,15 +383,15 @@ def _model_config(config: WorkerConfig, checkpoint: Checkpoint) -> ModelConfig:
 
 
 def fitting_blocks(
-    setup: Setup, model: CausalLM, model_config: ModelConfig, parallel: Parallel = ALONE, draft_block: int = 0
+    setup: Setup, model: CausalLM, model_config: ModelConfig, parallel: Parallel = ALONE, draft: _Draft | None = None
 ) -> tuple[int, str]:
-    """How many KV blocks there is room for on this rank, and the setting that says so.
+    """How many KV blocks there is room for on this rank, with as many of a draft model, and the setting that says so.
 
-    ``draft_block`` is the size in bytes of a draft model's block, of which there is one beside each. Raises ConfigError
-    when a GPU has no room for a single step.
+    Raises ConfigError when a GPU has no room for a single step.
     """
     config = setup.config
-    per_block = bytes_per_block(model_config, config.block_size, setup.kv_cache_dtype, parallel) + draft_block
+    per_block = bytes_per_block(model_config, config.block_size, setup.kv_cache_dtype, parallel)
+    per_block += draft.bytes_per_block if draft else 0
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override, "--num-gpu-blocks-override"
     if config.kv_cache_memory_bytes is not None:
@@ -395,6 +399,9 @@ def fitting_blocks(
     if setup.device.type == "cpu":
         return _CPU_KV_CACHE_BYTES // per_block, "the cpu's default of 512 MiB (--kv-cache-memory-bytes)"
     profile = _profile_memory(setup, model, model_config, parallel)
+    if draft is not None:
+        own = _profile_memory(draft.setup, draft.model, draft.checkpoint.config, ALONE)
+        profile = replace(profile, steps=profile.steps + own.steps, graphs=profile.graphs + own.graphs)
     share = config.gpu_memory_utilization
     sum_up = profile.describe(share)
     logger.info("memory: %s", sum_up)
@@ -407,7 +414,10 @@ def _profile_memory(setup: Setup, model: CausalLM, model_config: ModelConfig, pa
 
     config, device = setup.config, setup.device
     logger.info("measuring the memory of the largest step, of %d tokens", setup.max_num_batched_tokens)
-    plan = largest_step(setup.max_num_seqs, setup.max_num_batched_tokens, setup.max_model_len, config.block_size)
+    samples = most_samples(setup.max_num_seqs) if config.speculative_config is not None else 0
+    plan = largest_step(
+        setup.max_num_seqs, setup.max_num_batched_tokens, setup.max_model_len, config.block_size, samples
+    )
 
     def make_cache(blocks: int) -> KVCache:
         return KVCache(model_config, blocks, config.block_size, setup.kv_cache_dtype, device, parallel)

@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 SETTINGS = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 128, "max_num_seqs": 8}
 LINE = "The harbour master wrote down every ship by name, by cargo and by the hour.\n"
-GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PARAMS = {
     "greedy": GREEDY,
-    "seeded": SamplingParams(temperature=0.3, seed=11, max_tokens=32, ignore_eos=True),
+    "seeded": SamplingParams(temperature=0.3, seed=11, max_tokens=24, ignore_eos=True),
     "penalties": dataclasses.replace(GREEDY, frequency_penalty=0.05, repetition_penalty=1.02),
     "logprobs": dataclasses.replace(GREEDY, logprobs=2),
     # They end in the midst of what one step accepts.

@@ -13,6 +13,14 @@ from worker.sequence import Sequence
 from worker.speculation.acceptance import AcceptanceRate
 from worker.step_plan import StepPlan
 
+# Samples that a step may have even if fewer sequences run: each takes as many floats as the vocabulary has tokens.
+_SAMPLES_AT_ONCE = 64
+
+
+def most_samples(max_num_seqs: int) -> int:
+    """Most tokens that a step with drafts samples."""
+    return max(max_num_seqs, _SAMPLES_AT_ONCE)
+
 
 class Drafter(Protocol):
     """Guesses how sequences go on."""
