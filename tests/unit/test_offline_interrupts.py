@@ -7,6 +7,14 @@ import pytest
 from quire.offline.interrupts import after_this
 
 
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """A shell starts what it puts into the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_the_first_one_waits():
     reached = False
     with pytest.raises(KeyboardInterrupt), after_this():  # noqa: PT012
