@@ -26,7 +26,8 @@ from worker.loader import open_checkpoint
 from worker.model_config import ModelConfig
 from worker.quantization import W4A16, Fp8
 from worker.sequence import SamplingParams, Sequence, token_array
-from worker.startup import build_engine, resolve_device, resolve_dtype, resolve_kv_cache_dtype
+from worker.setup import resolve_device, resolve_dtype, resolve_kv_cache_dtype
+from worker.startup import build_engine
 
 
 def check_correctness(device: torch.device) -> None:
