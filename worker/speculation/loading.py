@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from worker.assembly import capture_graphs, input_builder, replays_graphs, warm_up
 from worker.block_pool import BlockPool
@@ -45,10 +46,10 @@ def load_draft(setup: Setup, target: Checkpoint) -> Draft | None:
     if not wanted.model.exists():
         raise ConfigError(f"--speculative-config: model {wanted.model} is not there; give a folder or a .gguf file")
     checkpoint = open_checkpoint(wanted.model)
-    if not _same_vocabulary(checkpoint, target):
+    if difference := _vocabulary_difference(checkpoint, target):
         raise ConfigError(
-            f"--speculative-config: {checkpoint.name} and {target.name} do not have the same tokens; take a draft "
-            "model of the same family"
+            f"--speculative-config: {checkpoint.name} and {target.name} do not have the same tokens ({difference}); "
+            "take a draft model of the same family"
         )
     max_model_len = min(setup.max_model_len, checkpoint.config.max_position)
     config = replace(setup.config, model=wanted.model, quantization=None, speculative_config=None)
@@ -58,17 +59,28 @@ def load_draft(setup: Setup, target: Checkpoint) -> Draft | None:
     return Draft(checkpoint, model, replace(setup, config=config, max_model_len=max_model_len))
 
 
-def _same_vocabulary(one: Checkpoint, other: Checkpoint) -> bool:
-    """Whether ids stand for the same tokens; models may be padded to different sizes. By size, if no one can tell."""
+def _vocabulary_difference(draft: Checkpoint, target: Checkpoint) -> str:
+    """The first id that stands for different tokens, for people; empty when none does. By size, if no one can tell.
+
+    Models may be padded to different sizes: an id without a token is like one that is not there.
+    """
     try:
-        tokens, others = one.vocabulary().tokens, other.vocabulary().tokens
+        tokens, others = draft.vocabulary().tokens, target.vocabulary().tokens
     except VocabularyError:
-        return one.config.vocab_size == other.config.vocab_size
-    shared = min(len(tokens), len(others))
-    return tokens[:shared] == others[:shared] and not any(tokens[shared:]) and not any(others[shared:])
+        size, other_size = draft.config.vocab_size, target.config.vocab_size
+        return "" if size == other_size else f"{size} and {other_size} of them"
+    for token_id, (token, other) in enumerate(zip_longest(tokens, others, fillvalue=b"")):
+        if token != other:
+            return f"{token_id} is {_shown(token)} in the first and {_shown(other)} in the second"
+    return ""
+
+
+def _shown(token: bytes) -> str:
+    return repr(token.decode(errors="replace")) if token else "no token"
 
 
 def make_speculator(setup: Setup, draft: Draft | None, num_blocks: int, vocab_size: int) -> Speculator | None:
+    """What makes the drafts, if any are wanted; a draft model's engine has ``num_blocks`` blocks of its own."""
     wanted = setup.config.speculative_config
     if wanted is None:
         return None
