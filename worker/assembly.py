@@ -1,6 +1,5 @@
 """Puts together what computes steps of a loaded model on its device, and runs the first ones."""
 
-import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +16,6 @@ from worker.step_input import HostInputBuilder, InputBuilder
 
 if TYPE_CHECKING:
     from worker.decode_graphs import DecodeGraphs
-
-logger = logging.getLogger(__name__)
 
 
 def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:
@@ -52,7 +49,6 @@ def capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_nu
 
 def warm_up(engine: Engine, prompt_tokens: int) -> None:
     """Runs one full prompt and a few decodes, so that the first request pays for no lazy set-up, and forgets them."""
-    logger.info("warming up")
     prompt = token_array()
     prompt.extend([0] * max(1, prompt_tokens))
     engine.add(Sequence("warm-up", prompt, SamplingParams(temperature=0.0), max_tokens=2))

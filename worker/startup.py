@@ -19,6 +19,7 @@ from worker.parallel.group import group_joined, leave_group
 from worker.parallel.ranks import Ranks
 from worker.parallel.runners import LeaderRunner
 from worker.parallel.shards import ALONE, check_degree
+from worker.phases import StartPhases
 from worker.scheduler import Scheduler
 from worker.setup import Setup, dtype_name, quantized_config, resolve
 from worker.speculation.loading import load_draft, make_speculator
@@ -26,12 +27,15 @@ from worker.speculation.loading import load_draft, make_speculator
 logger = logging.getLogger(__name__)
 
 
-def build_engine(config: WorkerConfig, checkpoint: Checkpoint | None = None) -> tuple[Engine, EngineLimits]:
+def build_engine(
+    config: WorkerConfig, checkpoint: Checkpoint | None = None, phases: StartPhases | None = None
+) -> tuple[Engine, EngineLimits]:
     """Loads the model and builds an engine that has run its first step. The engine is to be closed in the end.
 
     Args:
         config: the settings.
         checkpoint: the model, when it was opened already.
+        phases: is told how long each took.
 
     Raises:
         ConfigError: a setting does not fit the model or the machine.
@@ -39,8 +43,11 @@ def build_engine(config: WorkerConfig, checkpoint: Checkpoint | None = None) -> 
         RankFailed: a rank ended meanwhile.
     """
     started = time.monotonic()
+    phases = phases or StartPhases()
     checkpoint = checkpoint or open_checkpoint(config.model)
-    setup = resolve(config, checkpoint)
+    with phases.phase("device"):
+        setup = resolve(config, checkpoint)
+        torch.empty(1, device=setup.device)  # sets up CUDA, which would else be counted to what comes next
     size = config.tensor_parallel_size
     architecture, dtype = checkpoint.config.architecture, dtype_name(setup.dtype)
     ranks_text = f", {size} ranks" if size > 1 else ""
@@ -48,7 +55,7 @@ def build_engine(config: WorkerConfig, checkpoint: Checkpoint | None = None) -> 
     form = f"{dtype}, weights {quantization.method}" if quantization else dtype
     logger.info("model %s (%s), %s on %s%s", checkpoint.name, architecture, form, setup.device, ranks_text)
     if size == 1:
-        built = _build(setup, checkpoint, None)
+        built = _build(setup, checkpoint, None, phases)
     else:
         check_degree(checkpoint.config, size)
         if group_joined():
@@ -56,14 +63,15 @@ def build_engine(config: WorkerConfig, checkpoint: Checkpoint | None = None) -> 
                 f"--tensor-parallel-size is {size}, but this process already has an engine of several ranks, or uses "
                 "torch.distributed for something else; close that first"
             )
-        ranks = _start_ranks(setup)
+        with phases.phase("ranks"):
+            ranks = _start_ranks(setup)
         try:
-            built = _build(setup, checkpoint, ranks)
+            built = _build(setup, checkpoint, ranks, phases)
         except BaseException:
             ranks.close()
             leave_group()
             raise
-    logger.info("engine ready after %.1f s", time.monotonic() - started)
+    logger.info("engine ready after %.1f s: %s", time.monotonic() - started, phases.describe())
     return built
 
 
@@ -77,15 +85,22 @@ def _start_ranks(setup: Setup) -> Ranks:
     return Ranks(size, threads)
 
 
-def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[Engine, EngineLimits]:
+def _build(
+    setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None, phases: StartPhases
+) -> tuple[Engine, EngineLimits]:
     config, model_config, device = setup.config, checkpoint.config, setup.device
     parallel = ALONE
     if ranks is not None:
-        ranks.configure([setup.for_rank(rank) for rank in range(1, ranks.size)])
-        parallel = ranks.join(device)
-    model, manifest = load_model(config, checkpoint, setup.max_model_len, setup.dtype, device, parallel)
-    draft = load_draft(setup, checkpoint)
-    num_blocks, source = fitting_blocks(setup, model, model_config, parallel, draft)
+        with phases.phase("ranks"):
+            ranks.configure([setup.for_rank(rank) for rank in range(1, ranks.size)])
+            parallel = ranks.join(device)
+    with phases.phase("random weights" if config.load_format == "dummy" else "weights"):
+        model, manifest = load_model(config, checkpoint, setup.max_model_len, setup.dtype, device, parallel)
+        draft = load_draft(setup, checkpoint)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    with phases.phase("memory profile"):
+        num_blocks, source = fitting_blocks(setup, model, model_config, parallel, draft)
     if ranks is not None:
         # Every rank holds its share of every block: the one with the least memory decides.
         num_blocks = min(num_blocks, *(values["num_blocks"] for values in ranks.gather()))
@@ -95,7 +110,8 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
     check_blocks(
         num_blocks, source, per_block + (draft.bytes_per_block if draft else 0), config.block_size, setup.max_model_len
     )
-    cache = KVCache(model_config, num_blocks, config.block_size, setup.kv_cache_dtype, device, parallel)
+    with phases.phase("KV cache"):
+        cache = KVCache(model_config, num_blocks, config.block_size, setup.kv_cache_dtype, device, parallel)
     size = num_blocks * per_block / 2**20
     each = " each" if parallel.size > 1 else ""
     logger.info(
@@ -103,6 +119,8 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         *(num_blocks, config.block_size, dtype_name(setup.kv_cache_dtype), size, each),
     )
 
+    with phases.phase("drafts"):
+        speculator = make_speculator(setup, draft, num_blocks, model_config.vocab_size)
     scheduler = Scheduler(
         BlockPool(num_blocks, config.enable_prefix_caching),
         config.block_size,
@@ -110,12 +128,13 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         setup.max_num_batched_tokens,
         config.long_prefill_token_threshold,
         config.max_num_prefill_tokens_with_decodes,
-        make_speculator(setup, draft, num_blocks, model_config.vocab_size),
+        speculator,
     )
     inputs = input_builder(setup, cache, device)
     graphs = None
     if replays_graphs(config, device):
-        graphs = capture_graphs(model, cache, inputs, setup.max_num_seqs)
+        with phases.phase("CUDA graphs"):
+            graphs = capture_graphs(model, cache, inputs, setup.max_num_seqs)
     own_runner = ModelRunner(model, cache, inputs, setup.max_num_seqs, model_config.vocab_size, device, graphs)
     runner: Runner = own_runner
     if ranks is not None:
@@ -124,7 +143,8 @@ def _build(setup: Setup, checkpoint: Checkpoint, ranks: Ranks | None) -> tuple[E
         runner = LeaderRunner(own_runner, ranks, parallel)
     async_scheduling = device.type != "cpu" if config.async_scheduling is None else config.async_scheduling
     engine = Engine(scheduler, runner, async_scheduling)
-    warm_up(engine, min(setup.max_num_batched_tokens, setup.max_model_len - 1))
+    with phases.phase("warm-up"):
+        warm_up(engine, min(setup.max_num_batched_tokens, setup.max_model_len - 1))
     limits = EngineLimits(
         model=checkpoint.name,
         manifest_hash=manifest,
