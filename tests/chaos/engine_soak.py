@@ -1,6 +1,6 @@
 """Random mixed load on one engine with a real model: all kinds of sampling, shared prefixes, cancels, preemptions.
 
-    python -m tests.chaos.engine_soak --model FOLDER|FILE.gguf --seconds 300 [--device cuda] [--seed 7] [--dtype float32]
+    python -m tests.chaos.engine_soak --model FOLDER|FILE.gguf [--seconds 300] [--device cuda] [--seed 7] [--dtype float32]
 
 Checked: after every step the books of the blocks; when all have ended, that no block is held; that every sequence got
 what it asked for and no token that it must not have; and that some give the same again when they run alone. In float32
@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--speculative-config", type=parse_speculative_config, metavar="JSON", help="with drafts")
+    parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, help="default: on a GPU")
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--max-num-seqs", type=int, default=64)
