@@ -69,7 +69,11 @@ def _run(engine: LLMEngine, jobs: list[Job], streams: int) -> list[Record]:
         while len(records) < len(jobs) and engine.get_num_unfinished_requests() < streams:
             job = jobs[len(records)]
             params = SamplingParams(
-                temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+                temperature=0.0,
+                max_tokens=job.max_tokens,
+                ignore_eos=True,
+                skip_reading_prefix_cache=not job.reads_cache,
+                output_kind=RequestOutputKind.DELTA,
             )
             engine.add_request(str(len(records)), job.prompt, params)
             records.append(Record(time.monotonic(), started=len(records)))

@@ -11,11 +11,13 @@ class Job:
         prompt: token ids.
         max_tokens: the output has exactly as many.
         due: when to send it, in seconds after the start of its run; None: as soon as a stream is free.
+        reads_cache: whether a cached prefix may be used. Where it is, sums come in another order.
     """
 
     prompt: list[int]
     max_tokens: int
     due: float | None = None
+    reads_cache: bool = True
 
 
 @dataclass

@@ -52,6 +52,7 @@ class GrpcFront:
             sampling=SamplingParams(temperature=0.0),
             stopping=StopConditions(max_tokens=job.max_tokens, ignore_eos=True),
             output=OutputOptions(token_ids=True),
+            skip_reading_prefix_cache=not job.reads_cache,
         )
         async for event in self._inference.Generate(request, timeout=_TIMEOUT_S):
             if event.HasField("delta"):
@@ -81,6 +82,7 @@ class SseFront:
             {
                 "model": self._model, "prompt": job.prompt, "max_tokens": job.max_tokens, "temperature": 0,
                 "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+                "skip_reading_prefix_cache": not job.reads_cache,
             }
         )  # fmt: skip
         async with asyncio.timeout(_TIMEOUT_S):

@@ -1,6 +1,6 @@
 """Random mixed load on one engine with a real model: all kinds of sampling, shared prefixes, cancels, preemptions.
 
-    python -m tests.chaos.engine_soak --model FOLDER|FILE.gguf [--seconds 300] [--device cuda] [--seed 7] [--dtype float32]
+    python -m tests.chaos.engine_soak --model FOLDER|FILE.gguf [--seconds 300] [--device cuda] [--dtype float32]
 
 Checked: after every step the books of the blocks; when all have ended, that no block is held; that every sequence got
 what it asked for and no token that it must not have; and that some give the same again when they run alone. In float32

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,12 @@ def test_no_file_is_named_after_nothing_in_particular() -> None:
         node.name for path in files for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
     }
     assert {name for name in classes if name.endswith("Manager")} == set()
+
+
+def test_an_installed_quire_has_every_package() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {".".join(path.relative_to(ROOT).parts[:-1]) for folder in MAY_IMPORT for path in sources(folder)}
+    assert found == set(listed)
 
 
 def test_files_stay_short() -> None:
