@@ -31,9 +31,7 @@ from worker.loader import open_checkpoint
 
 ALONE = "engine alone"
 LOAD = 0.7  # of the rate that S had, in SO
-# Lengths of the prompts whose outputs are compared: below a block, so that none is found cached. What is computed in
-# parts is rounded differently, and random weights make near ties.
-CHECKED = (3, 9, 15)
+CHECKED = (5, 33, 150)  # lengths of the prompts whose outputs are compared
 WARM = 5  # requests that find the prefix cached
 
 
@@ -99,7 +97,10 @@ class Measurement:
 
 
 def greedy(runner: Clients | EngineAlone, vocab_size: int, output_len: int) -> list[Record]:
-    """Outputs of a few fixed prompts, one after another."""
+    """Outputs of a few fixed prompts, one after another.
+
+    Each is computed whole: in parts it is rounded differently, and random weights make near ties.
+    """
     prompts = Prompts(vocab_size, 0)
     jobs = [Job(prompts.ids(length), output_len, reads_cache=False) for length in CHECKED]
     return [runner.run([job], 1)[0] for job in jobs]
@@ -143,8 +144,8 @@ def parse_args() -> argparse.Namespace:
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The settings of worker and engine alike."""
-    names = ("max_num_seqs", "max_num_batched_tokens", "device", "dtype", "quantization", "kv_cache_dtype")
-    names = (*names, "kv_cache_memory_bytes", "load_format")
+    names = ["max_num_seqs", "max_num_batched_tokens", "device", "dtype", "quantization", "kv_cache_dtype"]
+    names += ["kv_cache_memory_bytes", "load_format"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     longest = max(args.input_len, args.prefix_len + args.own_len if "P" in args.only else 0, *CHECKED)
     return {"max_model_len": longest + max(args.output_len, 1) + 1, **given}
