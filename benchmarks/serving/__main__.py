@@ -32,6 +32,7 @@ from worker.loader import open_checkpoint
 ALONE = "engine alone"
 LOAD = 0.7  # of the rate that S had, in SO
 CHECKED = (5, 33, 150)  # lengths of the prompts whose outputs are compared
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_num_prefill_tokens_with_decodes")  # of the engine
 WARM = 5  # requests that find the prefix cached
 
 
@@ -131,8 +132,8 @@ def parse_args() -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--clients", type=int, default=4 if cores >= 12 else 1, help="processes (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts; another one for servers used before")
-    parser.add_argument("--max-num-seqs", type=int)
-    parser.add_argument("--max-num-batched-tokens", type=int)
+    for name in LIMITS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     for name in ("device", "dtype", "quantization", "kv-cache-dtype", "kv-cache-memory-bytes", "load-format"):
         parser.add_argument(f"--{name}", type=int if name.endswith("bytes") else str)
     args = parser.parse_args()
@@ -144,8 +145,7 @@ def parse_args() -> argparse.Namespace:
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The settings of worker and engine alike."""
-    names = ["max_num_seqs", "max_num_batched_tokens", "device", "dtype", "quantization", "kv_cache_dtype"]
-    names += ["kv_cache_memory_bytes", "load_format"]
+    names = [*LIMITS, "device", "dtype", "quantization", "kv_cache_dtype", "kv_cache_memory_bytes", "load_format"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     longest = max(args.input_len, args.prefix_len + args.own_len if "P" in args.only else 0, *CHECKED)
     return {"max_model_len": longest + max(args.output_len, 1) + 1, **given}
