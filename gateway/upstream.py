@@ -15,6 +15,7 @@ from gateway.config import GatewayConfig
 from gateway.errors import ParamOf, from_rpc, unavailable
 from gateway.generation import Generation
 from gateway.metrics import Metrics
+from gateway.reasoning import ReasoningTokens
 from protos import inference_pb2, inference_pb2_grpc
 from protos.channel import CHANNEL_OPTIONS
 
@@ -48,6 +49,7 @@ class Upstream:
         param_of: ParamOf,
         *,
         streamed: bool,
+        reasoning: Callable[[], ReasoningTokens] | None = None,
         key_use: KeyUse | None = None,
     ) -> Generation:
         """Begins the calls of one request; the caller closes the result.
@@ -55,7 +57,8 @@ class Upstream:
         Args:
             requests: one a prompt.
             param_of: names the body's fields.
-            streamed: the text is wanted as it comes.
+            streamed: the client is sent the text as it comes.
+            reasoning: makes what counts the tokens of a choice's reasoning.
             key_use: is charged for it.
 
         Raises:
@@ -74,6 +77,7 @@ class Upstream:
                 param_of=param_of,
                 metrics=self._metrics,
                 streamed=streamed,
+                reasoning=reasoning,
                 on_close=partial(self._ended, key_use),
                 on_tokens=None if key_use is None else lambda count: key_use.charge(time.monotonic(), count),
             )

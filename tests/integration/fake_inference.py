@@ -68,6 +68,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     failure_after_tokens: tuple[int, Failure] | None = None
     # Events to send in place of the usual ones.
     script: list[inference_pb2.GenerateResponse] | None = None
+    # Whether more may come after them.
+    stays_open: bool = False
     # Wait for this long before Started, and before each token; seconds.
     delay_start: float = 0.0
     delay_token: float = 0.0
@@ -117,6 +119,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         if self.script is not None:
             for event in self.script:
                 yield event
+            await asyncio.sleep(30 if self.stays_open else 0)
             return
         prompt_tokens = _prompt_tokens(request)
         await context.send_initial_metadata(self.route)
@@ -130,7 +133,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         n = request.n or 1
         if request.output.final_only:
             for index in range(n):
-                yield _delta(index, "".join(words))
+                yield _delta(index, *words, request=request)
         else:
             for place, word in enumerate(words):
                 await asyncio.sleep(self.delay_token)
@@ -139,7 +142,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
                 if self.failure_after_tokens is not None and place == self.failure_after_tokens[0]:
                     await context.abort_with_status(self.failure_after_tokens[1].rich())
                 for index in range(n):
-                    yield _delta(index, word)
+                    yield _delta(index, word, request=request)
         for index in range(n):
             finished = inference_pb2.Finished(
                 index=index,
@@ -198,8 +201,14 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _delta(index: int, text: str) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text=text))
+def _delta(index: int, *words: str, request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
+    """Each word is a token, whose id means nothing."""
+    delta = inference_pb2.Delta(index=index, text="".join(words))
+    if request.output.token_ids or request.output.token_bytes:
+        delta.token_ids.extend([7] * len(words))
+    if request.output.token_bytes:
+        delta.token_bytes.extend(word.encode() for word in words)
+    return inference_pb2.GenerateResponse(delta=delta)
 
 
 def _prompt_tokens(request: inference_pb2.GenerateRequest) -> int:

@@ -74,6 +74,7 @@ def test_chat_reply(client, fake):
     assert {choice.finish_reason for choice in reply.choices} == {"length"}
     assert reply.usage.model_dump() == {
         "prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     assert fake.requests[0].output.final_only
 
