@@ -118,6 +118,16 @@ class Upstream:
         """Ids to text. Raises ApiError."""
         return await self._call(self._stub.Detokenize, request, self._config.request_timeout, param_of)
 
+    async def get_load(self) -> inference_pb2.GetLoadResponse:
+        """Who waits in the router, and what its workers are busy with. Raises ApiError."""
+        return await self._call(self._stub.GetLoad, inference_pb2.GetLoadRequest(), _PROBE_TIMEOUT)
+
+    async def get_metrics(self) -> bytes:
+        """The router's metrics, in Prometheus' text format. Raises ApiError."""
+        request = inference_pb2.GetMetricsRequest()
+        reply: inference_pb2.GetMetricsResponse = await self._call(self._stub.GetMetrics, request, _PROBE_TIMEOUT)
+        return reply.text
+
     async def check_serving(self) -> None:
         """Returns when requests can be served now. Raises ApiError (503) that says why not."""
         if self._draining:

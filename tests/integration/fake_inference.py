@@ -180,6 +180,13 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             text=bytes(token % 256 for token in request.token_ids).decode(errors="replace")
         )
 
+    async def GetMetrics(
+        self, request: inference_pb2.GetMetricsRequest, context: Any
+    ) -> inference_pb2.GetMetricsResponse:
+        if self.refusal is not None:
+            await context.abort_with_status(self.refusal.rich())
+        return inference_pb2.GetMetricsResponse(text=b"quire_router_num_requests_waiting 3.0\n")
+
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Any
     ) -> inference_pb2.ListModelsResponse:

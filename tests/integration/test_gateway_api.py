@@ -184,9 +184,20 @@ def test_metrics_count_what_happened(client, fake):
     assert grown("quire_e2e_request_latency_seconds_count") == 2
     assert grown("quire_time_to_first_token_seconds_count") == 1
     assert grown("quire_inter_token_latency_seconds_count") == 2
+    assert after["quire_router_up"] == 1
+    assert after["quire_router_num_requests_waiting"] == 3
     assert grown('quire_http_requests_total{route="/v1/chat/completions",status="200"}') == 2
     assert grown('quire_http_requests_total{route="/v1/chat/completions",status="400"}') == 1
     assert after["quire_num_requests_running"] == 0
+
+
+def test_metrics_say_when_the_router_does_not_answer(client, fake):
+    fake.refusal = Failure(grpc.StatusCode.UNAVAILABLE)
+    response = client.get("/metrics")
+    assert response.status_code == 200
+    assert "\nquire_router_up 0\n" in response.text
+    assert "\nquire_num_requests_running " in response.text
+    assert "quire_router_num_requests_waiting" not in response.text
 
 
 def test_a_request_id_is_echoed_or_made(client, fake):
