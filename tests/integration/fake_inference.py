@@ -81,6 +81,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     chat_template: inference_pb2.ChatTemplate | None = None
     takes_priorities: bool = False
     stop_string: str = ""
+    load: inference_pb2.GetLoadResponse = field(default_factory=inference_pb2.GetLoadResponse)
     # Metadata before Started, and with the status.
     route: tuple[tuple[str, str], ...] = ()
     route_at_end: tuple[tuple[str, str], ...] = ()
@@ -196,6 +197,11 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         if request.model != MODEL:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"the model {request.model!r} is not served")
         return self._model()
+
+    async def GetLoad(self, request: inference_pb2.GetLoadRequest, context: Any) -> inference_pb2.GetLoadResponse:
+        if self.refusal is not None:
+            await context.abort_with_status(self.refusal.rich())
+        return self.load
 
     def _model(self) -> inference_pb2.Model:
         return inference_pb2.Model(
