@@ -81,6 +81,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     chat_template: inference_pb2.ChatTemplate | None = None
     takes_priorities: bool = False
     stop_string: str = ""
+    # Whether it has a model of whatever name.
+    any_model: bool = False
     load: inference_pb2.GetLoadResponse = field(default_factory=inference_pb2.GetLoadResponse)
     # Metadata before Started, and with the status.
     route: tuple[tuple[str, str], ...] = ()
@@ -111,7 +113,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         await asyncio.sleep(self.delay_start)
-        if request.model != MODEL:
+        if request.model != MODEL and not self.any_model:
             info = error_details_pb2.ErrorInfo(reason="MODEL_NOT_FOUND", domain="quire")
             message = f"the model {request.model!r} is not served"
             await context.abort_with_status(Failure(grpc.StatusCode.NOT_FOUND, message, (info,)).rich())
@@ -194,7 +196,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.ListModelsResponse(models=[self._model()])
 
     async def GetModel(self, request: inference_pb2.GetModelRequest, context: Any) -> inference_pb2.Model:
-        if request.model != MODEL:
+        if request.model != MODEL and not self.any_model:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"the model {request.model!r} is not served")
         return self._model()
 
