@@ -226,7 +226,7 @@ def test_openapi_tells_of_every_endpoint(client):
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/responses",
         "/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
-        "/health", "/livez", "/load", "/version", "/metrics",
+        "/health", "/livez", "/load", "/fleet", "/version", "/metrics",
     }  # fmt: skip
     schemas = document["components"]["schemas"]
     references = {
