@@ -37,9 +37,10 @@ async def version() -> VersionReply:
 
 
 @router.get("/load")
-async def load(upstream: FromUpstream) -> LoadReply:
-    """How busy this process is, for who spreads requests over several."""
-    return LoadReply(server_load=upstream.num_running)
+async def load(request: Request) -> LoadReply:
+    """How busy this gateway is, all its processes together, for who spreads requests over several."""
+    own: Metrics = request.app.state.metrics
+    return LoadReply(server_load=own.num_running())
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

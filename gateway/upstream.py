@@ -93,11 +93,6 @@ class Upstream:
         if key_use is not None:
             key_use.end()
 
-    @property
-    def num_running(self) -> int:
-        """Requests that were begun and not closed."""
-        return len(self._running)
-
     async def list_models(self) -> inference_pb2.ListModelsResponse:
         """The served models. Raises ApiError."""
         return await self._call(self._stub.ListModels, inference_pb2.ListModelsRequest(), _LOOKUP_TIMEOUT)
