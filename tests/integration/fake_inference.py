@@ -105,7 +105,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         try:
             async for event in self._events(request, context):
                 yield event
-        except asyncio.CancelledError:
+        # The second comes where the call was cancelled while an event was being sent.
+        except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.release()
             raise
 

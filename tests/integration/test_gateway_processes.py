@@ -146,7 +146,7 @@ def test_a_port_that_others_share_is_not_taken(gateway, stack):
 
 
 def test_a_second_signal_ends_them_at_once(gateway, fake):
-    fake.delay_token = 1
+    fake.delay_start = 60
     thread = threading.Thread(target=_ask_quietly, args=(gateway.url,))
     thread.start()
     wait_until(lambda: fake.requests)
@@ -158,4 +158,4 @@ def test_a_second_signal_ends_them_at_once(gateway, fake):
 
 def _ask_quietly(url):
     with contextlib.suppress(httpx.TransportError):
-        httpx.post(f"{url}/v1/chat/completions", json={**CHAT, "max_tokens": 60}, timeout=70)
+        httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=70)
