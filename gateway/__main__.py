@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from gateway.app import create_app
 from gateway.config import PROG, ConfigError, GatewayConfig, parse_args
 from gateway.listener import listen
+from gateway.processes import run_processes
 
 logger = logging.getLogger("gateway")
 
@@ -31,22 +32,36 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = parse_args(argv)
         app = create_app(config)
+        _log(config)
+        if config.processes > 1:
+            return run_processes(config, sys.argv[1:] if argv is None else argv)
         listener = listen(config.host, config.port)
     except ConfigError as error:
         sys.stderr.write(f"{PROG}: {error}\n")
         return 1
+    return uvloop.run(serve(app, config, listener))
+
+
+def run_owned(argv: Sequence[str], listener: socket.socket) -> int:
+    """Runs one of several gateways, which ends at once when its standard input does. Returns the exit status."""
+    config = parse_args(list(argv))
+    _log(config)
+    return uvloop.run(serve(create_app(config), config, listener, owner=sys.stdin.fileno()))
+
+
+def _log(config: GatewayConfig) -> None:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s gateway %(message)s", stream=sys.stderr
     )
     # uvicorn's own notes on starting and stopping say nothing that ours do not.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    return uvloop.run(serve(app, config, listener))
 
 
-async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket) -> int:
+async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket, owner: int | None = None) -> int:
     """Serves on a bound socket until SIGTERM or SIGINT, and closes it.
 
-    Running requests get ``shutdown_timeout`` seconds; then their clients get an error. Returns 0.
+    Running requests get ``shutdown_timeout`` seconds; then their clients get an error. Returns 0. ``owner`` is a
+    descriptor at whose end the process ends at once.
     """
     server = _Server(
         uvicorn.Config(
@@ -67,6 +82,8 @@ async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, loop, server, app, config.shutdown_timeout)
+    if owner is not None:
+        loop.add_reader(owner, os._exit, 1)
     host, port = listener.getsockname()[:2]
     logger.info("listening on %s:%d, router %s", host, port, config.router)
     await server.serve(sockets=[listener])

@@ -81,9 +81,22 @@ async def answer(prepared: Prepared, form: Form, request: Request, upstream: Ups
         raise invalid(
             "logprobs", "logprobs cannot be had with this key: they would spell out what its outputs must not"
         )
+    for call in prepared.requests:
+        if plan.reasoning_tokens is not None:
+            call.output.token_bytes = True
+        if policy is not None:
+            # What a policy cuts off must be known, and end, at once.
+            call.output.final_only = False
+            call.output.token_ids = True
     name_caller(prepared.requests, request.headers, body, None if key_use is None else key_use.key)
     request.state.generation_id = prepared.id
-    generation = upstream.generate(prepared.requests, param_names(body), streamed=bool(body.stream), key_use=key_use)
+    generation = upstream.generate(
+        prepared.requests,
+        param_names(body),
+        streamed=bool(body.stream),
+        reasoning=plan.reasoning_tokens,
+        key_use=key_use,
+    )
     try:
         async with stopped_with_client(request.receive, generation):
             # Not before all prompts are accepted is it known that the status is 200.

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import routes, service_routes
+from gateway import page_routes, routes, service_routes
 from gateway.access.guard import Guard, KeyRing
 from gateway.bodies import from_validation
 from gateway.config import ConfigError, GatewayConfig
@@ -52,6 +52,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app.include_router(responses.router)
     app.include_router(messages.router)
     app.include_router(service_routes.router)
+    app.include_router(page_routes.router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

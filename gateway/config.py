@@ -13,6 +13,7 @@ from gateway.request_limits import RequestLimits, add_limit_arguments
 PROG = "quire gateway"
 TOOL_CALL_PARSERS = ("hermes", "json", "llama3_json", "mistral")
 KEY_VARIABLE = "QUIRE_API_KEY"
+_MOST_PROCESSES = 64
 REASONING_PARSERS = ("deepseek_r1", "qwen3")
 
 
@@ -26,6 +27,7 @@ class GatewayConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    processes: int = 1
     router: str = "127.0.0.1:50051"
     request_timeout: float = 600.0
     limits: RequestLimits = field(default_factory=RequestLimits)
@@ -51,6 +53,8 @@ class GatewayConfig:
         """Raises ConfigError when a value is out of range."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 (any free port) to 65535")
+        if not 1 <= self.processes <= _MOST_PROCESSES:
+            raise ConfigError(f"--processes is {self.processes}; it must be 1 to {_MOST_PROCESSES}")
         host, colon, port = self.router.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) <= 65535:
             raise ConfigError(f"--router is {self.router!r}; it must be HOST:PORT, say 127.0.0.1:50051")
@@ -90,6 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port", type=int, default=default.port, help="HTTP port; 0 takes a free one (default %(default)s)"
     )
+    group.add_argument(
+        "--processes", "--api-server-count", type=int, default=default.processes, metavar="N",
+        help="gateway processes that share the port; each counts the limits of keys for itself (default %(default)s)",
+    )  # fmt: skip
     group.add_argument(
         "--router", default=default.router, metavar="HOST:PORT", help="the router's gRPC address (default %(default)s)"
     )

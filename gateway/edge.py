@@ -18,7 +18,7 @@ logger = logging.getLogger("gateway")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 # Asked for every few seconds by machines.
-_QUIET = frozenset(("/health", "/livez", "/metrics"))
+_QUIET = frozenset(("/fleet", "/health", "/livez", "/metrics"))
 
 
 class Edge:

@@ -16,6 +16,7 @@ import grpc
 from gateway.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, ApiError, ClientGone, ParamOf, from_rpc, internal
 from gateway.logprobs import TokenLogprob, tokens_of
 from gateway.metrics import Metrics
+from gateway.reasoning import ReasoningTokens
 from gateway.replies import FinishReason
 from protos import inference_pb2, inference_pb2_grpc, sampling_pb2
 
@@ -81,6 +82,7 @@ class Generation:
         param_of: ParamOf,
         metrics: Metrics,
         streamed: bool,
+        reasoning: Callable[[], ReasoningTokens] | None = None,
         on_close: Callable[["Generation"], None],
         on_tokens: Callable[[int], None] | None = None,
     ) -> None:
@@ -93,9 +95,10 @@ class Generation:
             param_of: names the body's fields.
             metrics: count what happens.
             streamed: times between pieces are measured.
+            reasoning: makes what counts the tokens of a choice's reasoning, of which the requests then ask the bytes.
             on_close: is called once, at the end.
             on_tokens: is told how many tokens were used, in parts: each prompt's, and each choice's at its end. Of a
-                choice that does not come to its end, as many as it has had pieces.
+                choice that does not come to its end, as many as have come; where ids are not asked for, a piece is one.
         """
         self.id = requests[0].request_id
         self._n = requests[0].n or 1
@@ -108,12 +111,12 @@ class Generation:
         self._arrival = time.perf_counter()
         self._param_of = param_of
         self._metrics = metrics
-        # Whether text is sent as it comes, and not all at the end.
-        self.streamed = streamed
+        self._streamed = streamed
+        self._reasoning = [reasoning() for _ in range(self.num_choices)] if reasoning is not None else []
         self._on_close = on_close
         self._on_tokens = on_tokens
-        # Of the choices that have not ended.
-        self._pieces_sent: dict[int, int] = {}
+        # Tokens of the choices that have not ended.
+        self._tokens_sent: dict[int, int] = {}
         self._unfinished = set(range(self.num_choices))
         self._cut: set[int] = set()
         self._closed = False
@@ -127,6 +130,11 @@ class Generation:
     def cached_tokens(self) -> int:
         """Prompt tokens that were in a prefix cache already. The n choices of a prompt share its prompt tokens."""
         return sum(self._cached_tokens.values())
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Completion tokens that are reasoning, where that is told from the rest."""
+        return sum(one.count for one in self._reasoning)
 
     async def start(self) -> None:
         """Waits until the router has accepted every prompt."""
@@ -158,18 +166,21 @@ class Generation:
                 raise internal(f"the router sent {kind} for choice {body.index}, which does not run")
             if kind == "delta":
                 delta = event.delta
+                if self._reasoning:
+                    self._reasoning[index].take(delta.token_bytes)
+                if self._on_tokens is not None:
+                    count = len(delta.token_ids) or 1
+                    self._tokens_sent[index] = self._tokens_sent.get(index, 0) + count
                 if delta.text or delta.logprobs.logprobs:
-                    if self.streamed:
+                    if self._streamed:
                         self._observe_piece(index, last_time)
-                    if self._on_tokens is not None:
-                        self._pieces_sent[index] = self._pieces_sent.get(index, 0) + 1
                     tokens = tokens_of(delta.logprobs, iter(delta.token_bytes), iter(delta.top_token_bytes))
                     yield Piece(index, delta.text, tokens)
                     if not self._unfinished:
                         return  # the caller has cut off what was left
                 continue
             self._unfinished.discard(index)
-            self._pieces_sent.pop(index, None)
+            self._tokens_sent.pop(index, None)
             yield Piece(index, ending=self._end(prompt, event.finished))
         self.route.update(_route_headers(await self._calls[0].trailing_metadata()))
         if self._unfinished:
@@ -177,13 +188,13 @@ class Generation:
         self._metrics.e2e_request_latency.observe(time.perf_counter() - self._arrival)
 
     def cut(self, index: int, reason: FinishReason) -> None:
-        """Ends a choice of a streamed request from here; a request of which nothing is wanted is ended by ``close``.
+        """Ends a choice from here; a request of which nothing more is wanted is ended by ``close``.
 
-        What it took is then known by its pieces alone.
+        What it took is then known by what has come.
         """
         self._cut.add(index)
         self._unfinished.discard(index)
-        tokens = self._pieces_sent.pop(index, 0)
+        tokens = self._tokens_sent.pop(index, 0)
         self.completion_tokens += tokens
         self._metrics.generation_tokens.inc(tokens)
         self._metrics.request_success.labels(reason).inc()
@@ -208,7 +219,7 @@ class Generation:
             call.cancel()
         self._metrics.num_requests_running.dec()
         if self._on_tokens is not None:
-            self._on_tokens(sum(self._pieces_sent.values()))
+            self._on_tokens(sum(self._tokens_sent.values()))
         self._on_close(self)
 
     async def _events(self) -> AsyncIterator[_Event]:

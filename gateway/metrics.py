@@ -1,6 +1,9 @@
 """What this process measures, in Prometheus' terms. Suffixes are vLLM's, the prefix is ours; times are seconds."""
 
+import os
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,7 +50,10 @@ class Metrics:
             "quire_generation_tokens_total", "Tokens of completed choices.", registry=self.registry
         )
         self.num_requests_running = Gauge(
-            "quire_num_requests_running", "Requests that wait for the router or run.", registry=self.registry
+            "quire_num_requests_running",
+            "Requests that wait for the router or run.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
         )
         self.http_requests = Counter(
             "quire_http_requests_total",
@@ -56,6 +62,18 @@ class Metrics:
             registry=self.registry,
         )
 
+    def num_running(self) -> int:
+        """Requests that wait for the router or run."""
+        return int(self._summed().get_sample_value("quire_num_requests_running") or 0)
+
     def expose(self) -> bytes:
         """All samples in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._summed())
+
+    def _summed(self) -> CollectorRegistry:
+        """The figures of all processes that share the port; see ``processes``."""
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return self.registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return registry

@@ -8,7 +8,7 @@ from gateway.constraint import constraint_of
 from gateway.errors import invalid
 from gateway.output_check import OutputCheck, SchemaCheck
 from gateway.output_reader import OutputPlan
-from gateway.reasoning import reasoning_parser
+from gateway.reasoning import reasoning_parser, reasoning_tokens
 from gateway.schema import ChatBody, GenerateBody
 from gateway.tool_parsers import PARSERS
 from gateway.tool_parsers.forced_call import ForcedCallParser
@@ -22,13 +22,14 @@ def output_plan(body: GenerateBody, config: GatewayConfig, tool_format: str) -> 
     if not isinstance(body, ChatBody):
         return OutputPlan(check)
     # What a grammar binds, it binds from the first token on: there is no room for reasoning.
-    reasoning = None
+    reasoning = tokens = None
     if constraint is None and config.reasoning_parser:
         # Told not to think, a template opens no reasoning.
-        reasoning = partial(reasoning_parser, config.reasoning_parser if thinks(body) else "qwen3")
+        name = config.reasoning_parser if thinks(body) else "qwen3"
+        reasoning, tokens = partial(reasoning_parser, name), partial(reasoning_tokens, name)
     functions = offered(body)
     if not functions:
-        return OutputPlan(check, reasoning)
+        return OutputPlan(check, reasoning, reasoning_tokens=tokens)
     function = named(body)
     if function is not None:
         return OutputPlan(check, tools=partial(ForcedCallParser, function.name))
@@ -43,4 +44,4 @@ def output_plan(body: GenerateBody, config: GatewayConfig, tool_format: str) -> 
         for index, function in enumerate(functions)
         if function.strict
     }
-    return OutputPlan(check, reasoning, partial(parser, names, parallel=parallel(body)), strict)
+    return OutputPlan(check, reasoning, partial(parser, names, parallel=parallel(body)), strict, tokens)

@@ -9,6 +9,7 @@ from typing import Any
 from gateway.generation import Ending
 from gateway.output_check import OutputCheck, SchemaCheck, violation
 from gateway.parts import Arguments, CallStart, Content, Part, Reasoning
+from gateway.reasoning import ReasoningTokens
 from gateway.text_machine import TextMachine
 
 Delta = dict[str, Any]
@@ -22,6 +23,7 @@ class OutputPlan:
     Attributes:
         check: what a complete output must be.
         reasoning, tools: make the parser of a choice; None: there is nothing to tell apart.
+        reasoning_tokens: makes what counts the tokens of a choice's reasoning; is there with ``reasoning``.
         strict: checks of calls' arguments, by the function's name.
     """
 
@@ -29,6 +31,7 @@ class OutputPlan:
     reasoning: Callable[[], TextMachine] | None = None
     tools: Callable[[], TextMachine] | None = None
     strict: Mapping[str, SchemaCheck] = field(default_factory=dict)
+    reasoning_tokens: Callable[[], ReasoningTokens] | None = None
 
     @property
     def splits(self) -> bool:

@@ -32,6 +32,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """What the generated tokens were for. Those of reasoning are counted with its marks."""
+
+    reasoning_tokens: int
+
+
 class UsageReply(BaseModel):
     """Tokens of the whole request, all choices together."""
 
@@ -39,6 +45,7 @@ class UsageReply(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class CalledFunction(BaseModel):

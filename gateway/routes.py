@@ -31,8 +31,13 @@ router = APIRouter(route_class=JsonRoute, responses=ERRORS)
 
 
 def _replies(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """``app`` adds the chunk's schema to the document."""
-    schema = {"$ref": f"#/components/schemas/{chunk.__name__}"}
+    """Describes one event of the stream; ``app`` adds the chunk's schema to the document."""
+    chunks = {
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": f"#/components/schemas/{chunk.__name__}"},
+    }
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, chunks]}
+    schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     how = "The reply. With stream=true, server-sent events: each holds a chunk or an error, the last [DONE]."
     return replies(whole, schema, how)
 

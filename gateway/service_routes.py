@@ -9,6 +9,7 @@ from starlette.responses import Response
 from gateway.dependencies import ERRORS, FromUpstream
 from gateway.metrics import CONTENT_TYPE, Metrics
 from gateway.replies import LoadReply, StatusReply, VersionReply
+from gateway.router_metrics import router_metrics
 
 router = APIRouter(responses={"5XX": ERRORS["5XX"]})
 
@@ -36,13 +37,14 @@ async def version() -> VersionReply:
 
 
 @router.get("/load")
-async def load(upstream: FromUpstream) -> LoadReply:
-    """How busy this process is, for who spreads requests over several."""
-    return LoadReply(server_load=upstream.num_running)
+async def load(request: Request) -> LoadReply:
+    """How busy this gateway is, all its processes together, for who spreads requests over several."""
+    own: Metrics = request.app.state.metrics
+    return LoadReply(server_load=own.num_running())
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(request: Request) -> Response:
-    """This process's metrics, in Prometheus' text format."""
+async def metrics(request: Request, upstream: FromUpstream) -> Response:
+    """This process's metrics and its router's, in Prometheus' text format."""
     own: Metrics = request.app.state.metrics
-    return Response(own.expose(), media_type=CONTENT_TYPE)
+    return Response(own.expose() + await router_metrics(upstream), media_type=CONTENT_TYPE)

@@ -13,7 +13,7 @@ from gateway.errors import ApiError, ClientGone, internal
 from gateway.generation import Ending, Generation, Piece
 from gateway.logprobs import LogprobShaper
 from gateway.output_reader import Delta, OutputReader
-from gateway.replies import PromptTokensDetails, UsageReply
+from gateway.replies import CompletionTokensDetails, PromptTokensDetails, UsageReply
 
 logger = logging.getLogger("gateway")
 
@@ -29,6 +29,7 @@ def usage_of(generation: Generation) -> UsageReply:
         completion_tokens=generation.completion_tokens,
         total_tokens=generation.prompt_tokens + generation.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=generation.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=generation.reasoning_tokens),
     )
 
 
@@ -152,6 +153,8 @@ class EventStream(Response):
             # The status line is sent: all that is left is an event.
             answer = error if isinstance(error, ApiError) else internal("a stream broke")
             logger.info("stream %s ended with an error: %d %s", self._generation.id, answer.status, answer.message)
+            # What else runs need not wait for a slow client to have read of it.
+            self._generation.close()
             await self._write(send, writer.error(answer))
             return
         await self._write(send, writer.end(usage_of(self._generation)))

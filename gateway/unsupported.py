@@ -47,10 +47,11 @@ _CHAT: Mapping[str, Harmless] = {
     "chat_template": _never,
 }
 
-_COMPLETION: Mapping[str, Harmless] = {
-    **_GENERATE,
-    "suffix": _empty,
-}
+_NO_SUFFIX = (
+    "suffix is not supported, as it takes tokens of its own that only some models have. For such a model, send prompt "
+    "as token ids with these tokens around both texts, in the order that the model was trained on; for any other, ask "
+    "in a chat for what stands between the two."
+)
 
 _MESSAGE: Mapping[str, Harmless] = {
     "function_call": _never,
@@ -64,7 +65,9 @@ def refuse_unsupported(body: ChatBody | CompletionBody) -> None:
         _refuse(body, _CHAT)
         refuse_in_messages(body.messages)
         return
-    _refuse(body, _COMPLETION)
+    if body.suffix:
+        raise invalid("suffix", _NO_SUFFIX, code="unsupported_parameter")
+    _refuse(body, _GENERATE)
     # Fewer candidates than choices are wrong for OpenAI too; more would need logprobs to choose the best.
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of", "best_of is only supported when it equals n", code="unsupported_parameter")

@@ -15,6 +15,7 @@ from gateway.config import GatewayConfig
 from gateway.errors import ParamOf, from_rpc, unavailable
 from gateway.generation import Generation
 from gateway.metrics import Metrics
+from gateway.reasoning import ReasoningTokens
 from protos import inference_pb2, inference_pb2_grpc
 from protos.channel import CHANNEL_OPTIONS
 
@@ -48,6 +49,7 @@ class Upstream:
         param_of: ParamOf,
         *,
         streamed: bool,
+        reasoning: Callable[[], ReasoningTokens] | None = None,
         key_use: KeyUse | None = None,
     ) -> Generation:
         """Begins the calls of one request; the caller closes the result.
@@ -55,7 +57,8 @@ class Upstream:
         Args:
             requests: one a prompt.
             param_of: names the body's fields.
-            streamed: the text is wanted as it comes.
+            streamed: the client is sent the text as it comes.
+            reasoning: makes what counts the tokens of a choice's reasoning.
             key_use: is charged for it.
 
         Raises:
@@ -74,6 +77,7 @@ class Upstream:
                 param_of=param_of,
                 metrics=self._metrics,
                 streamed=streamed,
+                reasoning=reasoning,
                 on_close=partial(self._ended, key_use),
                 on_tokens=None if key_use is None else lambda count: key_use.charge(time.monotonic(), count),
             )
@@ -88,11 +92,6 @@ class Upstream:
         self._running.discard(generation)
         if key_use is not None:
             key_use.end()
-
-    @property
-    def num_running(self) -> int:
-        """Requests that were begun and not closed."""
-        return len(self._running)
 
     async def list_models(self) -> inference_pb2.ListModelsResponse:
         """The served models. Raises ApiError."""
@@ -113,6 +112,16 @@ class Upstream:
     ) -> inference_pb2.DetokenizeResponse:
         """Ids to text. Raises ApiError."""
         return await self._call(self._stub.Detokenize, request, self._config.request_timeout, param_of)
+
+    async def get_load(self) -> inference_pb2.GetLoadResponse:
+        """Who waits in the router, and what its workers are busy with. Raises ApiError."""
+        return await self._call(self._stub.GetLoad, inference_pb2.GetLoadRequest(), _PROBE_TIMEOUT)
+
+    async def get_metrics(self) -> bytes:
+        """The router's metrics, in Prometheus' text format. Raises ApiError."""
+        request = inference_pb2.GetMetricsRequest()
+        reply: inference_pb2.GetMetricsResponse = await self._call(self._stub.GetMetrics, request, _PROBE_TIMEOUT)
+        return reply.text
 
     async def check_serving(self) -> None:
         """Returns when requests can be served now. Raises ApiError (503) that says why not."""

@@ -325,3 +325,81 @@ class ExplainResponse(_message.Message):
     candidates: _containers.RepeatedCompositeFieldContainer[ExplainResponse.Candidate]
     queued: int
     def __init__(self, prompt_tokens: _Optional[int] = ..., policy: _Optional[str] = ..., chosen: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[ExplainResponse.Candidate, _Mapping]]] = ..., queued: _Optional[int] = ...) -> None: ...
+
+class GetLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLoadResponse(_message.Message):
+    __slots__ = ("waiting", "workers", "predictions")
+    class Worker(_message.Message):
+        __slots__ = ("address", "name", "ready", "running", "waiting", "slots_taken", "max_slots", "total_blocks", "used_blocks", "cached_blocks", "free_blocks", "block_size", "prefix_cache_queries", "prefix_cache_hits", "preemptions", "backlog_tokens", "prefill_tokens_per_second", "draft_tokens", "accepted_tokens")
+        ADDRESS_FIELD_NUMBER: _ClassVar[int]
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        READY_FIELD_NUMBER: _ClassVar[int]
+        RUNNING_FIELD_NUMBER: _ClassVar[int]
+        WAITING_FIELD_NUMBER: _ClassVar[int]
+        SLOTS_TAKEN_FIELD_NUMBER: _ClassVar[int]
+        MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
+        TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+        PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
+        PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+        PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+        BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+        DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        address: str
+        name: str
+        ready: bool
+        running: int
+        waiting: int
+        slots_taken: int
+        max_slots: int
+        total_blocks: int
+        used_blocks: int
+        cached_blocks: int
+        free_blocks: int
+        block_size: int
+        prefix_cache_queries: int
+        prefix_cache_hits: int
+        preemptions: int
+        backlog_tokens: int
+        prefill_tokens_per_second: float
+        draft_tokens: int
+        accepted_tokens: int
+        def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., ready: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots_taken: _Optional[int] = ..., max_slots: _Optional[int] = ..., total_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., backlog_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    class Predictions(_message.Message):
+        __slots__ = ("sequences", "predicted_tokens", "cached_tokens", "missed_tokens", "unexpected_tokens")
+        SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+        PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        MISSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        UNEXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        sequences: int
+        predicted_tokens: int
+        cached_tokens: int
+        missed_tokens: int
+        unexpected_tokens: int
+        def __init__(self, sequences: _Optional[int] = ..., predicted_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., missed_tokens: _Optional[int] = ..., unexpected_tokens: _Optional[int] = ...) -> None: ...
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    workers: _containers.RepeatedCompositeFieldContainer[GetLoadResponse.Worker]
+    predictions: GetLoadResponse.Predictions
+    def __init__(self, waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[GetLoadResponse.Worker, _Mapping]]] = ..., predictions: _Optional[_Union[GetLoadResponse.Predictions, _Mapping]] = ...) -> None: ...
+
+class GetMetricsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetMetricsResponse(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: bytes
+    def __init__(self, text: _Optional[bytes] = ...) -> None: ...

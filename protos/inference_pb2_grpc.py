@@ -69,6 +69,16 @@ class InferenceStub:
                 request_serializer=protos_dot_inference__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/quire.v1.Inference/GetLoad',
+                request_serializer=protos_dot_inference__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/quire.v1.Inference/GetMetrics',
+                request_serializer=protos_dot_inference__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -126,6 +136,20 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLoad(self, request, context):
+        """What waits and what each worker is busy with, as of its last message: at most a quarter of a second ago.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMetrics(self, request, context):
+        """The same and more for Prometheus: what the router's --metrics-port shows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +187,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=protos_dot_inference__pb2.ExplainRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.ExplainResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=protos_dot_inference__pb2.GetLoadRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=protos_dot_inference__pb2.GetMetricsRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.GetMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +388,60 @@ class Inference:
             '/quire.v1.Inference/Explain',
             protos_dot_inference__pb2.ExplainRequest.SerializeToString,
             protos_dot_inference__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/GetLoad',
+            protos_dot_inference__pb2.GetLoadRequest.SerializeToString,
+            protos_dot_inference__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/GetMetrics',
+            protos_dot_inference__pb2.GetMetricsRequest.SerializeToString,
+            protos_dot_inference__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,7 +19,8 @@ from router.config import PROG, ConfigError, RouterConfig, parse_args
 from router.discovery import Discovery, RegistryServicer
 from router.fleet import Fleet
 from router.fleet_view import FleetView
-from router.metrics import RouterCollector, serve_metrics
+from router.load_report import LoadReporter
+from router.metrics import RouterCollector
 from router.prompt_encoder import PromptEncoder
 from router.recovery import Recovery
 from router.routing.dispatcher import Dispatcher
@@ -79,7 +80,7 @@ async def serve(config: RouterConfig) -> int:
     stop_metrics = None
     if config.metrics_port is not None:
         try:
-            stop_metrics = serve_metrics(router.collector, config.host, config.metrics_port)
+            stop_metrics = router.collector.serve(config.host, config.metrics_port)
         except OSError as error:
             logger.error("cannot listen on %s:%d for metrics: %s", config.host, config.metrics_port, error.strerror)
             return 1
@@ -110,13 +111,14 @@ class Router:
         dispatcher = Dispatcher(index, order, POLICIES[config.policy]())
         view = FleetView(index, dispatcher, counters)
         queue = WaitingQueue(order, dispatcher, config.max_num_queued_reqs, config.max_num_queued_tokens)
-        self.collector = RouterCollector(self._fleet, view, queue)
+        reporter = LoadReporter(self._fleet, view, queue)
+        self.collector = RouterCollector(reporter)
         self._scheduler = Scheduler(self._fleet, view, queue, dispatcher, config.max_queue_wait, self._readiness.set)
         self._recovery = Recovery(config.max_attempts, self._scheduler.put_back)
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
             config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery,
-            config.max_unsent_bytes,
+            reporter, self.collector, config.max_unsent_bytes,
         )  # fmt: skip
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)

@@ -1,84 +1,105 @@
-"""What the router measures, in Prometheus' terms, for ``--metrics-port``. Read when it is asked for, kept nowhere."""
+"""The router's load in Prometheus' terms, for GetMetrics and ``--metrics-port``. Read when asked for, kept nowhere.
+
+Suffixes are vLLM's where it has the same; ``quire_router_`` is the router's own, ``quire_worker_`` what a worker said.
+"""
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.admission import WaitingQueue
-from router.fleet import Fleet
-from router.fleet_view import FleetView
+from protos import inference_pb2
+from router.load_report import LoadReporter
+
+_Worker = inference_pb2.GetLoadResponse.Worker
+
+_PREDICTIONS: tuple[tuple[str, str, Callable[[inference_pb2.GetLoadResponse.Predictions], int]], ...] = (
+    ("sequences", "Sequences that began to run on a worker.", lambda counted: counted.sequences),
+    ("predicted_cached_tokens", "Prompt tokens that workers were expected to have cached.",
+     lambda counted: counted.predicted_tokens),
+    ("cached_tokens", "Prompt tokens that workers had cached.", lambda counted: counted.cached_tokens),
+    ("missed_cached_tokens", "Prompt tokens expected to be cached that were not.",
+     lambda counted: counted.missed_tokens),
+    ("unexpected_cached_tokens", "Prompt tokens that were cached and not expected to be.",
+     lambda counted: counted.unexpected_tokens),
+)  # fmt: skip
+
+_GAUGES: tuple[tuple[str, str, Callable[[_Worker], float]], ...] = (
+    ("num_requests_running", "Sequences in the worker's steps.", lambda worker: worker.running),
+    ("num_requests_waiting", "Sequences that the worker holds and that are in no step yet.",
+     lambda worker: worker.waiting),
+    ("slots_taken", "Sequences of this router that the worker has.", lambda worker: worker.slots_taken),
+    ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1; cached ones are not in use.",
+     lambda worker: worker.used_blocks / worker.total_blocks if worker.total_blocks else 0.0),
+    ("kv_blocks_used", "KV blocks that running sequences hold.", lambda worker: worker.used_blocks),
+    ("kv_blocks_cached", "KV blocks that hold reusable prefixes and are free when needed.",
+     lambda worker: worker.cached_blocks),
+    ("kv_blocks_free", "KV blocks that hold nothing.", lambda worker: worker.free_blocks),
+    ("backlog_tokens", "Prompt tokens that the worker has yet to compute.", lambda worker: worker.backlog_tokens),
+    ("prefill_tokens_per_second", "How fast the worker computes prompts.",
+     lambda worker: worker.prefill_tokens_per_second),
+)  # fmt: skip
+
+_COUNTERS: tuple[tuple[str, str, Callable[[_Worker], float]], ...] = (
+    ("prefix_cache_queries", "Prompt tokens of sequences that the worker began to run.",
+     lambda worker: worker.prefix_cache_queries),
+    ("prefix_cache_hits", "Those of them that its prefix cache had.", lambda worker: worker.prefix_cache_hits),
+    ("num_preemptions", "Sequences that made room for others and were computed again.",
+     lambda worker: worker.preemptions),
+    ("spec_decode_num_draft_tokens", "Drafts that the worker verified.", lambda worker: worker.draft_tokens),
+    ("spec_decode_num_accepted_tokens", "Drafts that were accepted.", lambda worker: worker.accepted_tokens),
+)  # fmt: skip
 
 
 class RouterCollector(Collector):
-    """Samples of one router.
-
-    The library asks from a thread of its own: only what is safe to read while the event loop changes it is read here.
+    """Samples of one router; the library may ask from any thread.
 
     Args:
-        fleet, view, queue: the router's.
+        reporter: the router's.
     """
 
-    def __init__(self, fleet: Fleet, view: FleetView, queue: WaitingQueue) -> None:
-        self._fleet = fleet
-        self._view = view
-        self._queue = queue
+    def __init__(self, reporter: LoadReporter) -> None:
+        self._reporter = reporter
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """All samples of this moment."""
-        yield from self._predictions()
+        load = self._reporter.report()
+        for name, text, count in _PREDICTIONS:
+            yield CounterMetricFamily(f"quire_router_{name}", text, count(load.predictions))
         yield GaugeMetricFamily(
-            "quire_router_num_requests_waiting", "Requests with choices that no worker has.", len(self._queue)
+            "quire_router_num_requests_waiting", "Requests with choices that no worker has.", load.waiting
         )
-        yield from self._workers()
+        ready = GaugeMetricFamily("quire_worker_ready", "1: the worker takes sequences.", labels=["worker"])
+        for worker in load.workers:
+            ready.add_metric([worker.address], worker.ready)
+        yield ready
+        # One that is away has no figures, rather than zeros. Hello grants a slot at least.
+        present = [worker for worker in load.workers if worker.max_slots]
+        for family, samples in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text, value in samples:
+                metric = family(f"quire_worker_{name}", text, labels=["worker"])
+                for worker in present:
+                    metric.add_metric([worker.address], value(worker))
+                yield metric
 
-    def _predictions(self) -> Iterator[Metric]:
-        counted = self._view.predictions
-        for name, text, value in (
-            ("sequences", "Sequences that began to run on a worker.", counted.sequences),
-            ("predicted_cached_tokens", "Prompt tokens that workers were expected to have cached.",
-             counted.predicted_tokens),
-            ("cached_tokens", "Prompt tokens that workers had cached.", counted.cached_tokens),
-            ("missed_cached_tokens", "Prompt tokens expected to be cached that were not.", counted.missed_tokens),
-            ("unexpected_cached_tokens", "Prompt tokens that were cached and not expected to be.",
-             counted.unexpected_tokens),
-        ):  # fmt: skip
-            yield CounterMetricFamily(f"quire_router_{name}", text, value)
+    def expose(self) -> bytes:
+        """All samples in Prometheus' text format 0.0.4."""
+        return generate_latest(self._registry)
 
-    def _workers(self) -> Iterator[Metric]:
-        labels = ["worker"]
-        ready = GaugeMetricFamily("quire_router_worker_ready", "1: the worker takes sequences.", labels=labels)
-        running = GaugeMetricFamily("quire_router_worker_running", "Sequences that the worker has.", labels=labels)
-        backlog = GaugeMetricFamily(
-            "quire_router_worker_backlog_tokens", "Prompt tokens that the worker has yet to compute.", labels=labels
-        )
-        rate = GaugeMetricFamily(
-            "quire_router_worker_prefill_tokens_per_second", "How fast the worker computes prompts.", labels=labels
-        )
-        for link in tuple(self._fleet.links):
-            ready.add_metric([link.address], link.ready)
-            running.add_metric([link.address], link.slots.running)
-            worker = self._view.view(link)
-            if worker is not None:
-                backlog.add_metric([link.address], worker.backlog)
-                rate.add_metric([link.address], worker.prefill_rate)
-        yield from (ready, running, backlog, rate)
+    def serve(self, host: str, port: int) -> Callable[[], None]:
+        """Answers GET /metrics on a thread. Raises OSError when the port cannot be used.
 
+        Returns:
+            What ends it.
+        """
+        server, thread = start_http_server(port, host, self._registry)
 
-def serve_metrics(collector: RouterCollector, host: str, port: int) -> Callable[[], None]:
-    """Answers GET /metrics on a thread. Raises OSError when the port cannot be used.
+        def stop() -> None:
+            server.shutdown()
+            thread.join()
+            server.server_close()
 
-    Returns:
-        What ends it.
-    """
-    registry = CollectorRegistry()
-    registry.register(collector)
-    server, thread = start_http_server(port, host, registry)
-
-    def stop() -> None:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-    return stop
+        return stop

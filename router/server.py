@@ -19,6 +19,8 @@ from router.errors import (
     answers_errors,
 )
 from router.fleet import Fleet, ModelLimits
+from router.load_report import LoadReporter
+from router.metrics import RouterCollector
 from router.prompt_encoder import PromptEncoder
 from router.recovery import Recovery
 from router.request import Request, pack_ids
@@ -44,6 +46,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         fleet: its workers.
         scheduler: takes requests from here on.
         recovery: knows which prompts are kept from workers.
+        reporter, collector: know who waits and what workers are busy with.
         max_unsent_bytes: of a stream, about; a client that is further behind has its stream paused.
     """
 
@@ -55,6 +58,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         fleet: Fleet,
         scheduler: Scheduler,
         recovery: Recovery,
+        reporter: LoadReporter,
+        collector: RouterCollector,
         max_unsent_bytes: int,
     ) -> None:
         self._names = names
@@ -62,6 +67,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._fleet = fleet
         self._scheduler = scheduler
         self._recovery = recovery
+        self._reporter = reporter
+        self._collector = collector
         self._max_unsent_bytes = max_unsent_bytes
         self._encoder = encoder
         self._created = int(time.time())
@@ -224,6 +231,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         field, token_ids = await self._encoder.encode(message, limits.max_model_len, limits.vocab_size)
         resolve_max_tokens(field, len(token_ids), None, limits.max_model_len)
         return self._scheduler.explain(pack_ids(token_ids), message.cache_salt.encode(), message.session_id.encode())
+
+    @answers_errors
+    async def GetLoad(self, message: inference_pb2.GetLoadRequest, context: Context) -> inference_pb2.GetLoadResponse:
+        """Who waits, and what workers are busy with."""
+        return self._reporter.report()
+
+    @answers_errors
+    async def GetMetrics(
+        self, message: inference_pb2.GetMetricsRequest, context: Context
+    ) -> inference_pb2.GetMetricsResponse:
+        """The same for Prometheus; with many workers it is long, and made on a thread."""
+        return inference_pb2.GetMetricsResponse(text=await asyncio.to_thread(self._collector.expose))
 
     # ---- checks ----
 

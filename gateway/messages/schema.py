@@ -149,7 +149,7 @@ class MessagesBody(CountTokensBody):
 
     max_tokens: Count
     temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    top_p: float | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: int | None = None
     stop_sequences: list[StopString] | None = None
     stream: bool | None = None

@@ -19,8 +19,7 @@ async def filtered(generation: Generation, policy: CompiledPolicy) -> AsyncItera
             yield replace(piece, text=text, ending=None)
         if piece.ending is not None:
             yield Piece(piece.index, ending=_ending(one, piece.ending))
-        elif one.ended and generation.streamed:
-            # Else the end comes at once, with all that is known then.
+        elif one.ended:
             ending = _ending(one, Ending("length", None))
             generation.cut(piece.index, ending.reason)
             yield Piece(piece.index, ending=ending)

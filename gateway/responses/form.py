@@ -125,8 +125,7 @@ def _usage(usage: UsageReply) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        # They are among the output's tokens and not counted apart.
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }
 

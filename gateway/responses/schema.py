@@ -153,8 +153,8 @@ class ResponsesBody(Body):
     input: Input
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     stream: bool | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None

@@ -53,6 +53,9 @@ class WorkerView:
         accepting: whether it takes sequences at all; such a worker may be worth waiting for.
         open: whether it has a slot now.
         backlog: prompt tokens that it was given and has not computed.
+        load: what it said of itself last.
+        prefix_cache_queries, prefix_cache_hits: prompt tokens of the sequences that it began to run, and how many of
+            them it had cached.
         prefill_rate, typical_rate: prompt tokens a second, of this worker and of most; see ``level_rates``.
     """
 
@@ -72,6 +75,8 @@ class WorkerView:
         self.running = 0
         self.prefilling: set[Placed] = set()
         self.backlog = 0
+        self.load = worker_pb2.Load(free_blocks=hello.num_blocks)
+        self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.prefill_rate = self.typical_rate = throughput.prefill_rate
         self._available_blocks = hello.num_blocks
         # Blocks of sequences that the last report does not count yet.
@@ -116,6 +121,8 @@ class WorkerView:
     def admit(self, placed: Placed, cached_tokens: int, now: float) -> None:
         """It began to run, with so many tokens of its prompt cached."""
         placed.admitted_at, placed.cached_tokens = now, cached_tokens
+        self.prefix_cache_queries += placed.prompt_tokens
+        self.prefix_cache_hits += cached_tokens
         self._promised_blocks -= self._blocks(placed.prompt_tokens - placed.predicted_tokens)
         self._set_rest(placed, max(0, placed.prompt_tokens - cached_tokens))
 
@@ -135,6 +142,7 @@ class WorkerView:
 
     def report(self, step: int, load: worker_pb2.Load) -> None:
         """What it says of itself after a step. Nothing that it has waits longer than it says."""
+        self.load = load
         self.throughput.observe(step, load)
         self._available_blocks = load.free_blocks + load.cached_blocks
         left = load.queued_prefill_tokens

@@ -68,6 +68,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     failure_after_tokens: tuple[int, Failure] | None = None
     # Events to send in place of the usual ones.
     script: list[inference_pb2.GenerateResponse] | None = None
+    # Whether more may come after them.
+    stays_open: bool = False
     # Wait for this long before Started, and before each token; seconds.
     delay_start: float = 0.0
     delay_token: float = 0.0
@@ -79,6 +81,9 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     chat_template: inference_pb2.ChatTemplate | None = None
     takes_priorities: bool = False
     stop_string: str = ""
+    # Whether it has a model of whatever name.
+    any_model: bool = False
+    load: inference_pb2.GetLoadResponse = field(default_factory=inference_pb2.GetLoadResponse)
     # Metadata before Started, and with the status.
     route: tuple[tuple[str, str], ...] = ()
     route_at_end: tuple[tuple[str, str], ...] = ()
@@ -100,7 +105,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         try:
             async for event in self._events(request, context):
                 yield event
-        except asyncio.CancelledError:
+        # The second comes where the call was cancelled while an event was being sent.
+        except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.release()
             raise
 
@@ -108,7 +114,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         await asyncio.sleep(self.delay_start)
-        if request.model != MODEL:
+        if request.model != MODEL and not self.any_model:
             info = error_details_pb2.ErrorInfo(reason="MODEL_NOT_FOUND", domain="quire")
             message = f"the model {request.model!r} is not served"
             await context.abort_with_status(Failure(grpc.StatusCode.NOT_FOUND, message, (info,)).rich())
@@ -117,6 +123,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         if self.script is not None:
             for event in self.script:
                 yield event
+            await asyncio.sleep(30 if self.stays_open else 0)
             return
         prompt_tokens = _prompt_tokens(request)
         await context.send_initial_metadata(self.route)
@@ -130,7 +137,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         n = request.n or 1
         if request.output.final_only:
             for index in range(n):
-                yield _delta(index, "".join(words))
+                yield _delta(index, *words, request=request)
         else:
             for place, word in enumerate(words):
                 await asyncio.sleep(self.delay_token)
@@ -139,7 +146,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
                 if self.failure_after_tokens is not None and place == self.failure_after_tokens[0]:
                     await context.abort_with_status(self.failure_after_tokens[1].rich())
                 for index in range(n):
-                    yield _delta(index, word)
+                    yield _delta(index, word, request=request)
         for index in range(n):
             finished = inference_pb2.Finished(
                 index=index,
@@ -177,15 +184,27 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             text=bytes(token % 256 for token in request.token_ids).decode(errors="replace")
         )
 
+    async def GetMetrics(
+        self, request: inference_pb2.GetMetricsRequest, context: Any
+    ) -> inference_pb2.GetMetricsResponse:
+        if self.refusal is not None:
+            await context.abort_with_status(self.refusal.rich())
+        return inference_pb2.GetMetricsResponse(text=b"quire_router_num_requests_waiting 3.0\n")
+
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Any
     ) -> inference_pb2.ListModelsResponse:
         return inference_pb2.ListModelsResponse(models=[self._model()])
 
     async def GetModel(self, request: inference_pb2.GetModelRequest, context: Any) -> inference_pb2.Model:
-        if request.model != MODEL:
+        if request.model != MODEL and not self.any_model:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"the model {request.model!r} is not served")
         return self._model()
+
+    async def GetLoad(self, request: inference_pb2.GetLoadRequest, context: Any) -> inference_pb2.GetLoadResponse:
+        if self.refusal is not None:
+            await context.abort_with_status(self.refusal.rich())
+        return self.load
 
     def _model(self) -> inference_pb2.Model:
         return inference_pb2.Model(
@@ -198,8 +217,14 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _delta(index: int, text: str) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text=text))
+def _delta(index: int, *words: str, request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
+    """Each word is a token, whose id means nothing."""
+    delta = inference_pb2.Delta(index=index, text="".join(words))
+    if request.output.token_ids or request.output.token_bytes:
+        delta.token_ids.extend([7] * len(words))
+    if request.output.token_bytes:
+        delta.token_bytes.extend(word.encode() for word in words)
+    return inference_pb2.GenerateResponse(delta=delta)
 
 
 def _prompt_tokens(request: inference_pb2.GenerateRequest) -> int:

@@ -74,6 +74,7 @@ def test_chat_reply(client, fake):
     assert {choice.finish_reason for choice in reply.choices} == {"length"}
     assert reply.usage.model_dump() == {
         "prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     assert fake.requests[0].output.final_only
 
@@ -183,9 +184,20 @@ def test_metrics_count_what_happened(client, fake):
     assert grown("quire_e2e_request_latency_seconds_count") == 2
     assert grown("quire_time_to_first_token_seconds_count") == 1
     assert grown("quire_inter_token_latency_seconds_count") == 2
+    assert after["quire_router_up"] == 1
+    assert after["quire_router_num_requests_waiting"] == 3
     assert grown('quire_http_requests_total{route="/v1/chat/completions",status="200"}') == 2
     assert grown('quire_http_requests_total{route="/v1/chat/completions",status="400"}') == 1
     assert after["quire_num_requests_running"] == 0
+
+
+def test_metrics_say_when_the_router_does_not_answer(client, fake):
+    fake.refusal = Failure(grpc.StatusCode.UNAVAILABLE)
+    response = client.get("/metrics")
+    assert response.status_code == 200
+    assert "\nquire_router_up 0\n" in response.text
+    assert "\nquire_num_requests_running " in response.text
+    assert "quire_router_num_requests_waiting" not in response.text
 
 
 def test_a_request_id_is_echoed_or_made(client, fake):
@@ -214,7 +226,7 @@ def test_openapi_tells_of_every_endpoint(client):
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/responses",
         "/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
-        "/health", "/livez", "/load", "/version", "/metrics",
+        "/health", "/livez", "/load", "/fleet", "/version", "/metrics",
     }  # fmt: skip
     schemas = document["components"]["schemas"]
     references = {

@@ -13,6 +13,8 @@ from gateway.replies import ErrorReply
 from gateway.responses.schema import ResponsesBody
 from gateway.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tests.integration.fake_inference import MODEL, FakeInference, running_stack
+from tests.integration.gateway_fuzz import BODIES as GOOD
+from tests.integration.gateway_fuzz import fuzz
 
 BODIES = {
     "/v1/chat/completions": (ChatBody, {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}),
@@ -65,3 +67,18 @@ def check(response):
     if response.status_code != 200:
         model = MessagesErrorReply if response.url.path == "/v1/messages" else ErrorReply
         model.model_validate_json(response.content, strict=True)
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_what_is_spoilt_was_good(client, path):
+    response = client.post(path, json={**GOOD[path], "model": MODEL})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.slow
+def test_a_process_stands_thousands_of_them():
+    outcome = fuzz(6000, seed=3)
+    assert outcome.faults == []
+    assert outcome.statuses[200] > 300, "what is odd must not always be wrong"
+    warm, *_, last = list(outcome.resident.values())[2:]
+    assert last - warm < 8 * 2**20

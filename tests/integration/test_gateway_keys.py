@@ -44,7 +44,7 @@ def post(stack, key="plain", **fields):
 ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"), ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL}"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/version"),
-    ("GET", "/load"), ("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/no/such/path"),
+    ("GET", "/load"), ("GET", "/fleet"), ("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/no/such/path"),
 ]  # fmt: skip
 
 

@@ -265,6 +265,12 @@ def test_unsupported_fields_of_completions_are_refused(client, fake, field, valu
     assert fake.requests == []
 
 
+def test_who_wants_a_suffix_is_told_what_to_do(client, fake):
+    message = error_of(complete(client, suffix="end"), 400).message
+    assert "token ids" in message
+    assert "chat" in message
+
+
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 

@@ -87,12 +87,15 @@ def test_no_chunk_has_a_part_of_a_match(stack, cuts):
     assert streamed(stack, "redact") == ("It is 12-[redacted]-4, or SECRET.", "content_filter")
 
 
-def test_the_router_is_told_that_nothing_more_is_wanted(stack, fake):
-    fake.words, fake.delay_token = ["a secret ", *["word "] * 500], 0.02
-    response = post(stack, "end", stream=True, stream_options={"include_usage": True})
+@pytest.mark.parametrize("key", ["end", "short"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_router_is_told_that_nothing_more_is_wanted(stack, fake, stream, key):
+    fake.words, fake.delay_token = ["a ", "secret", " too", " long", *["word "] * 500], 0.02
+    response = post(stack, key, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}))
     assert fake.cancelled.acquire(timeout=10)
-    chunks = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
-    assert 1 <= chunks[-1]["usage"]["completion_tokens"] < 100
+    replies = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
+    usage = (replies[-1] if stream else response.json())["usage"]
+    assert usage["completion_tokens"] == 3
     wait_until(
         lambda: httpx.get(f"{stack.url}/load", headers={"authorization": "Bearer free"}).json()["server_load"] == 0
     )

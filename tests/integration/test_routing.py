@@ -9,7 +9,6 @@ import pytest
 
 from protos import inference_pb2, sampling_pb2, worker_pb2
 from protos.prefix import block_hashes
-from router.metrics import serve_metrics
 from router.request import pack_ids
 from tests.doubles.tiny_model import save_tiny
 from tests.integration.fake_worker import FakeWorker
@@ -267,7 +266,7 @@ async def test_a_deadline_that_no_worker_can_meet_reaches_none(demo_tokenizer):
 async def test_metrics_show_how_well_the_router_foretells(demo_tokenizer):
     async with FakeWorker(**CACHING) as fake, running_router(demo_tokenizer, fake) as client:
         port = free_port()
-        stop = serve_metrics(client.router.collector, "127.0.0.1", port)
+        stop = client.router.collector.serve("127.0.0.1", port)
         try:
             for _ in range(2):  # the worker says each time that it had three tokens cached
                 await client.generate(token_ids=ids(*PROMPT), stopping=up_to(1))
@@ -276,11 +275,55 @@ async def test_metrics_show_how_well_the_router_foretells(demo_tokenizer):
         finally:
             await asyncio.to_thread(stop)
         samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        assert {name: float(value) for name, value in samples.items() if "tokens_total" in name} == {
+        assert {name: float(value) for name, value in samples.items() if "cached_tokens_total" in name} == {
             "quire_router_predicted_cached_tokens_total": 304,
             "quire_router_cached_tokens_total": 6,
             "quire_router_missed_cached_tokens_total": 301,
             "quire_router_unexpected_cached_tokens_total": 3,
         }
         assert float(samples["quire_router_sequences_total"]) == 2
-        assert float(samples[f'quire_router_worker_ready{{worker="{fake.address}"}}']) == 1
+        assert float(samples[f'quire_worker_ready{{worker="{fake.address}"}}']) == 1
+
+
+async def test_the_load_of_each_worker_is_told(demo_tokenizer):
+    async with FakeWorker(**CACHING) as fake, running_router(demo_tokenizer, fake, "127.0.0.1:1") as client:
+        fake.pong = {
+            "load": worker_pb2.Load(running=3, waiting=2, free_blocks=500, cached_blocks=200, num_preemptions=7)
+        }
+        await client.generate(token_ids=ids(*PROMPT), stopping=up_to(1))
+        async with asyncio.timeout(10):
+            while not (load := await client.stub.GetLoad(inference_pb2.GetLoadRequest())).workers[0].preemptions:
+                await asyncio.sleep(0.01)
+        worker, away = load.workers
+        assert (worker.address, worker.name, worker.ready) == (fake.address, "fake", True)
+        assert (worker.running, worker.waiting, worker.slots_taken, worker.max_slots) == (3, 2, 0, 4)
+        assert (worker.used_blocks, worker.cached_blocks, worker.free_blocks) == (300, 200, 500)
+        assert worker.total_blocks == 1000
+        assert (worker.prefix_cache_queries, worker.prefix_cache_hits) == (len(PROMPT), 3)
+        assert load.predictions.sequences == 1
+        assert load.predictions.unexpected_tokens == 3
+        assert (away.address, away.name, away.ready, away.max_slots) == ("127.0.0.1:1", "127.0.0.1:1", False, 0)
+        text = (await client.stub.GetMetrics(inference_pb2.GetMetricsRequest())).text.decode()
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        label = f'{{worker="{fake.address}"}}'
+        assert float(samples[f"quire_worker_kv_cache_usage_perc{label}"]) == 0.3
+        assert float(samples[f"quire_worker_num_requests_running{label}"]) == 3
+        assert float(samples[f"quire_worker_prefix_cache_hits_total{label}"]) == 3
+        # A worker that is away is not there, and has no figures.
+        assert {line.split()[0] for line in samples if '127.0.0.1:1"' in line} == {
+            'quire_worker_ready{worker="127.0.0.1:1"}'
+        }
+
+
+async def test_the_load_tells_who_waits(demo_tokenizer):
+    async with FakeWorker(max_slots=1) as fake, running_router(demo_tokenizer, fake) as client:
+        fake.gate.clear()
+        calls = [asyncio.create_task(client.generate(token_ids=ids(1), stopping=up_to(1))) for _ in range(3)]
+        async with asyncio.timeout(10):
+            while (load := await client.stub.GetLoad(inference_pb2.GetLoadRequest())).waiting != 2:
+                await asyncio.sleep(0.01)
+        assert load.workers[0].slots_taken == 1
+        fake.gate.set()
+        await asyncio.gather(*calls)
+        load = await client.stub.GetLoad(inference_pb2.GetLoadRequest())
+        assert (load.waiting, load.workers[0].slots_taken) == (0, 0)

@@ -157,6 +157,16 @@ def test_an_answer_makes_sense_and_streams_as_the_same_text(server: Server, clie
     assert len([piece for piece in pieces if piece]) > 3
 
 
+def test_its_metrics_show_the_worker_too(server: Server, client: openai.OpenAI) -> None:
+    client.completions.create(model=server.model, prompt="The sea is", max_tokens=2)
+    text = httpx.get(server.url.removesuffix("/v1") + "/metrics", trust_env=False).text
+    figures = {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if "{worker=" in line}
+    assert figures["quire_worker_ready"] == 1
+    assert figures["quire_worker_prefix_cache_queries_total"] > 2
+    assert figures["quire_worker_kv_blocks_free"] + figures["quire_worker_kv_blocks_cached"] > 0
+    assert "\nquire_router_num_requests_waiting 0.0\n" in text
+
+
 def test_many_at_once_get_what_each_gets_alone(server: Server) -> None:
     prompts = [f"Count from {n} to {n + 5}:" for n in range(8)]
     body = {"model": server.model, "temperature": 0, "max_tokens": 12}

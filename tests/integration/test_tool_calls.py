@@ -144,6 +144,20 @@ def test_reasoning_without_tools(tagged_stack):
     assert both(tagged_stack) == ("", "Hm.", [], "length")
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_tokens_of_reasoning_are_counted(tagged_stack, n):
+    fake = tagged_stack.fake
+    fake.reset()
+    fake.words = ["<think>", "Hm", ".", "</think>", "\n\n", "Yes"]
+    usage = post(tagged_stack, n=n).json()["usage"]
+    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (6 * n, {"reasoning_tokens": 4 * n})
+    told = post(tagged_stack, n=n, stream=True, stream_options={"include_usage": True}).text.split("\n\n")[-3]
+    assert json.loads(told.removeprefix("data: "))["usage"] == usage
+    fake.words = fake.words[4:]
+    assert post(tagged_stack, n=n).json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert all(request.output.token_bytes for request in fake.requests)
+
+
 def test_what_a_grammar_binds_has_no_reasoning(tagged_stack):
     script(tagged_stack, '"red"')
     assert both(tagged_stack, response_format=COLOUR) == ('"red"', None, [], "stop")
@@ -214,6 +228,16 @@ def test_output_that_breaks_its_promise_is_an_error(stack, text, fields):
     assert whole(stack, **fields).finish_reason == "length"
     script(stack, text[: len(text) // 2], stop_string="x")
     assert whole(stack, **fields).finish_reason == "stop"
+
+
+def test_a_broken_promise_ends_what_else_runs(stack):
+    fake = stack.fake
+    for stream in (False, True):
+        script(stack, "blue")
+        fake.stays_open = True
+        response = post(stack, stream=stream, n=2, response_format=COLOUR)
+        assert "invalid_output" in response.text
+        assert fake.cancelled.acquire(timeout=10)
 
 
 def tool(**function):

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from gateway.chunks import CHAT, COMPLETION, DONE, Chunks, event
 from gateway.generation import Ending
-from gateway.replies import ChatCompletionChunk, CompletionChunk, PromptTokensDetails, UsageReply
+from gateway.replies import (
+    ChatCompletionChunk,
+    CompletionChunk,
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    UsageReply,
+)
 
 MODELS = {CHAT.object: ChatCompletionChunk, COMPLETION.object: CompletionChunk}
 TEXT = st.text(st.characters(exclude_categories=("Cs",)))
@@ -17,6 +23,7 @@ USAGE = UsageReply(
     completion_tokens=7,
     total_tokens=12,
     prompt_tokens_details=PromptTokensDetails(cached_tokens=4),
+    completion_tokens_details=CompletionTokensDetails(reasoning_tokens=2),
 )
 
 

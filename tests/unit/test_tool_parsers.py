@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.parts import Arguments, CallStart, Content, Reasoning, joined
-from gateway.reasoning import reasoning_parser
+from gateway.reasoning import reasoning_parser, reasoning_tokens
 from gateway.tool_parsers import PARSERS
 from gateway.tool_parsers.forced_call import ForcedCallParser
 
@@ -154,6 +154,41 @@ def test_reasoning_is_the_same_for_each_cut(name, text, places):
 )
 def test_reasoning(name, text, parts):
     assert parse(lambda: reasoning_parser(name), [text]) == parts
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("qwen3", "<think>|Hm|.</think>|Yes|.", 3),
+        ("qwen3", "\n|<th|ink>\n\n</th|ink>|\n\n|Yes.", 4),
+        ("qwen3", "<think>a</think>Yes|.", 1),
+        ("qwen3", "<think>|a| <| b", 4),
+        ("qwen3", "Yes|. <think>|a|</think>", 0),
+        ("qwen3", "\n|<thi", 0),
+        ("deepseek_r1", "Hm|.|</|think|>|Yes", 5),
+        ("deepseek_r1", "<think>|Hm|.| </think> Yes|</think>", 4),
+        ("deepseek_r1", "|Hm| Hm", 3),
+    ],
+)
+def test_tokens_of_reasoning(name, text, told):
+    """Each token that begins before the reasoning's end is one of it."""
+    counter = reasoning_tokens(name)
+    tokens = [token.encode() for token in text.split("|")]
+    counter.take(tokens[:2])
+    counter.take(tokens[2:])
+    assert counter.count == told
+    has_reasoning = any(isinstance(part, Reasoning) for part in parse(lambda: reasoning_parser(name), text.split("|")))
+    assert bool(told) >= has_reasoning
+
+
+@given(text=texts, places=st.lists(st.integers(0, 400), max_size=20))
+def test_tokens_of_reasoning_are_all_but_those_of_the_answer(text, places):
+    pieces = cut(f"<think>{text}", places)
+    counter = reasoning_tokens("qwen3")
+    counter.take(piece.encode() for piece in pieces)
+    _, mark, answer = f"<think>{text}".partition("</think>")
+    after = sum(1 for index in range(len(pieces)) if mark and len("".join(pieces[index:])) <= len(answer))
+    assert counter.count == len(pieces) - after
 
 
 def test_long_arguments_take_time_in_proportion():
