@@ -328,9 +328,9 @@ class Choice:
         self._finished = finished
         self.request.begun.set()
 
-    def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
+    def take_unsent(self) -> list[inference_pb2.GenerateEvent]:
         """What the client was not sent yet, all that is pending in one Delta. Counts as sent from then on."""
-        unsent: list[inference_pb2.GenerateResponse] = []
+        unsent: list[inference_pb2.GenerateEvent] = []
         if self._sent_finished:
             return unsent
         params = self.request.params
@@ -346,10 +346,10 @@ class Choice:
             if wants_tokens and len(self.token_ids) > self._sent_ids:
                 self._add_tokens(delta)
             if delta.text or delta.token_ids:
-                unsent.append(inference_pb2.GenerateResponse(delta=delta))
+                unsent.append(inference_pb2.GenerateEvent(delta=delta))
         if self._finished is not None:
             self._sent_finished = True
-            unsent.append(inference_pb2.GenerateResponse(finished=self._finished))
+            unsent.append(inference_pb2.GenerateEvent(finished=self._finished))
         return unsent
 
     def _add_tokens(self, delta: inference_pb2.Delta) -> None:
@@ -431,14 +431,14 @@ class Request:
         """Whether all of them have come."""
         return self.prompt_logprobs.end >= self.prompt_tokens
 
-    def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
+    def take_unsent(self) -> list[inference_pb2.GenerateEvent]:
         """What the client was not sent yet of the prompt and of all choices. Counts as sent from then on."""
         unsent = []
         if self.params.prompt_logprobs is not None and not self._sent_prompt_logprobs:
             if not self.has_prompt_logprobs:
                 return []  # it comes before the first Delta
             self._sent_prompt_logprobs = True
-            unsent.append(inference_pb2.GenerateResponse(prompt_logprobs=self._prompt_report()))
+            unsent.append(inference_pb2.GenerateEvent(prompt_logprobs=self._prompt_report()))
         for choice in self.choices:
             unsent += choice.take_unsent()
         return unsent

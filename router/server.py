@@ -136,17 +136,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         await request.begun.wait()
         if request.failure is not None:
             raise request.failure
-        if request.route is not None:
-            await context.send_initial_metadata(request.route.begun())
         started = inference_pb2.Started(
-            request_id=request.id, model=request.params.model, prompt_tokens=request.prompt_tokens
+            request_id=request.id,
+            model=request.params.model,
+            prompt_tokens=request.prompt_tokens,
+            route=None if request.route is None else request.route.begun(),
         )
-        await context.write(inference_pb2.GenerateResponse(started=started))
+        events = [inference_pb2.GenerateEvent(started=started)]
         while True:
-            await request.changed.wait()
             request.changed.clear()
-            for response in request.take_unsent():
-                await context.write(response)
+            events += request.take_unsent()
+            if events:
+                # Each message costs more than what is in it.
+                await context.write(inference_pb2.GenerateResponse(events=events))
+                events = []
             self._scheduler.resume(request)
             if request.failure is not None:
                 raise request.failure
@@ -154,6 +157,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if request.route is not None:
                     context.set_trailing_metadata(request.route.ended())
                 return
+            await request.changed.wait()
 
     @answers_errors
     async def Cancel(self, message: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelResponse:

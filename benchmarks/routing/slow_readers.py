@@ -31,15 +31,15 @@ async def read(stub: inference_pb2_grpc.InferenceStub, tokens: int, pause_s: flo
     )
     call = stub.Generate(request, timeout=600)
     messages = largest = ids = 0
-    while (event := await call.read()) is not grpc.aio.EOF:
-        assert isinstance(event, inference_pb2.GenerateResponse)
+    while (response := await call.read()) is not grpc.aio.EOF:
+        assert isinstance(response, inference_pb2.GenerateResponse)
         messages += 1
-        largest = max(largest, event.ByteSize())
-        if event.HasField("delta"):
-            assert event.delta.first_index == ids, "a token is missing, or came twice"
+        largest = max(largest, response.ByteSize())
+        for delta in (event.delta for event in response.events if event.HasField("delta")):
+            assert delta.first_index == ids, "a token is missing, or came twice"
             if not ids:
                 await asyncio.sleep(pause_s)
-            ids += len(event.delta.token_ids)
+            ids += len(delta.token_ids)
     assert ids == tokens
     return messages, largest
 

@@ -51,8 +51,9 @@ async def ask(stub: inference_pb2_grpc.InferenceStub, order: Order) -> Seen:
     )
     call = stub.Generate(request, timeout=TIMEOUT_S)
     try:
-        async for event in call:
-            seen.add(event)
+        async for response in call:
+            for event in response.events:
+                seen.add(event)
         seen.moves = int(dict(await call.trailing_metadata() or ()).get("x-quire-moves", 0))
     except grpc.aio.AioRpcError as error:
         seen.error = f"{error.code().name}: {error.details()}"

@@ -67,7 +67,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     refusal: Failure | None = None
     failure_after_tokens: tuple[int, Failure] | None = None
     # Events to send in place of the usual ones.
-    script: list[inference_pb2.GenerateResponse] | None = None
+    script: list[inference_pb2.GenerateEvent] | None = None
     # Wait for this long before Started, and before each token; seconds.
     delay_start: float = 0.0
     delay_token: float = 0.0
@@ -79,8 +79,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     chat_template: inference_pb2.ChatTemplate | None = None
     takes_priorities: bool = False
     stop_string: str = ""
-    # Metadata before Started, and with the status.
-    route: tuple[tuple[str, str], ...] = ()
+    # In Started, and the metadata with the status.
+    route: inference_pb2.Route | None = None
     route_at_end: tuple[tuple[str, str], ...] = ()
 
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
@@ -99,14 +99,14 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self.time_left.append(context.time_remaining())
         try:
             async for event in self._events(request, context):
-                yield event
+                yield inference_pb2.GenerateResponse(events=[event])
         except asyncio.CancelledError:
             self.cancelled.release()
             raise
 
     async def _events(
         self, request: inference_pb2.GenerateRequest, context: Any
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         await asyncio.sleep(self.delay_start)
         if request.model != MODEL:
             info = error_details_pb2.ErrorInfo(reason="MODEL_NOT_FOUND", domain="quire")
@@ -119,11 +119,10 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
                 yield event
             return
         prompt_tokens = _prompt_tokens(request)
-        await context.send_initial_metadata(self.route)
         context.set_trailing_metadata(self.route_at_end)
-        yield inference_pb2.GenerateResponse(
+        yield inference_pb2.GenerateEvent(
             started=inference_pb2.Started(
-                request_id=request.request_id, model=request.model, prompt_tokens=prompt_tokens
+                request_id=request.request_id, model=request.model, prompt_tokens=prompt_tokens, route=self.route
             )
         )
         words = self._words(request)
@@ -152,7 +151,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             )
             if self.stop_string:
                 finished.stop_string = self.stop_string
-            yield inference_pb2.GenerateResponse(finished=finished)
+            yield inference_pb2.GenerateEvent(finished=finished)
 
     def _words(self, request: inference_pb2.GenerateRequest) -> list[str]:
         if self.words is not None:
@@ -205,8 +204,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _delta(index: int, text: str) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text=text))
+def _delta(index: int, text: str) -> inference_pb2.GenerateEvent:
+    return inference_pb2.GenerateEvent(delta=inference_pb2.Delta(index=index, text=text))
 
 
 def _prompt_tokens(request: inference_pb2.GenerateRequest) -> int:
