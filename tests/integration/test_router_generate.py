@@ -295,3 +295,13 @@ def test_any_text_and_stops_end_where_they_should(demo_tokenizer, text, stops, m
     assert answer.text() == text[: end + minus_length]
     assert answer.finished[0].stop_string == stop
     assert answer.finished[0].reason == STOP
+
+
+async def test_log_probabilities_of_a_prompt_must_fit_into_a_message(demo_tokenizer):
+    async with FakeWorker(max_model_len=100_000) as worker, running_router(demo_tokenizer, worker) as client:
+        output = inference_pb2.OutputOptions(prompt_logprobs=20)
+        prompt = inference_pb2.TokenIds(ids=[100] * 30_000)
+        failed = await failure(client.call(token_ids=prompt, output=output).read())
+        assert failed.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "of at most 24966" in failed.message
+        assert not worker.submits
