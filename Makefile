@@ -34,7 +34,7 @@ help:
 	  'make protos        make the gRPC stubs anew from protos/*.proto' \
 	  'make bench-cpu     throughput against transformers, on this machine (ARGS="--help" lists its flags)' \
 	  'make gpu-test      the tests of the GPU path, on this machine; GPU_PYTHON=python3 takes another environment' \
-  'make gpu-bench     decode, mixed requests and prefill on this GPU in bf16 and fp8 (ARGS=--quick is shorter)' \
+  'make gpu-bench     decode, prefill, mixed requests and drafts on this GPU, in bf16, fp8 and 4 bits (ARGS=--quick)' \
   'make venv          only install into .venv' \
 	  'make clean         remove .venv and all caches in this folder'
 
@@ -79,7 +79,7 @@ bench-cpu: $(READY)
 # Without GPU_PYTHON, .venv; with it, whatever has torch for CUDA, Triton, transformers and pytest.
 GPU_PYTHON ?=
 GPU_RUN = $(or $(GPU_PYTHON),$(BIN)/python)
-GPU_TESTS = tests/unit/test_gpu_kernels.py tests/integration/test_model_families.py tests/integration/test_sampling_rules.py
+GPU_TESTS = tests/unit/test_gpu_kernels.py tests/unit/test_gpu_input.py tests/integration/test_model_families.py tests/integration/test_sampling_rules.py
 
 gpu-test: $(if $(GPU_PYTHON),,$(READY))
 	@$(GPU_RUN) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \

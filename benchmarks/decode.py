@@ -26,18 +26,23 @@ from worker.loader import open_checkpoint
 from worker.model_config import ModelConfig
 from worker.quantization import W4A16, Fp8
 from worker.sequence import SamplingParams, Sequence, token_array
-from worker.startup import build_engine, resolve_device, resolve_dtype, resolve_kv_cache_dtype
+from worker.setup import resolve_device, resolve_dtype, resolve_kv_cache_dtype
+from worker.speculation.config import SpeculativeConfig
+from worker.startup import build_engine
 
 
-def check_correctness(device: torch.device) -> None:
-    """Raises AssertionError unless a tiny model's greedy ids equal transformers' in float32."""
+def check_correctness(device: torch.device, speculative: SpeculativeConfig | None = None) -> None:
+    """Raises AssertionError unless a tiny model's greedy ids, also with drafts, equal transformers' in float32."""
     from tests.doubles.tiny_model import VOCAB, save_tiny
 
     with tempfile.TemporaryDirectory() as folder:
         oracle = save_tiny(Path(folder)).to(device)
         engine, _ = build_engine(
-            WorkerConfig(model=Path(folder), device=str(device), dtype="float32", kv_cache_memory_bytes=1 << 22)
-        )
+            WorkerConfig(
+                model=Path(folder), device=str(device), dtype="float32", kv_cache_memory_bytes=1 << 22,
+                speculative_config=speculative,
+            )
+        )  # fmt: skip
         prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in (1, 5, 33, 64, 150)]
         sequences = [make_sequence(prompt, 60) for prompt in prompts]
         for sequence in sequences:

@@ -21,7 +21,8 @@ from benchmarks.kernel_profile import print_profile
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.sequence import Sequence
-from worker.startup import build_engine, resolve_device
+from worker.setup import resolve_device
+from worker.startup import build_engine
 
 PROFILED = 4  # steps
 

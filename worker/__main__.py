@@ -19,6 +19,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from protos.channel import SERVER_OPTIONS
 from worker.config import PROG, ConfigError, WorkerConfig, parse_args
 from worker.grammar import GrammarCompiler
+from worker.phases import StartPhases
 from worker.registration import Registration
 from worker.server import WorkerServicer
 from worker.vocabulary import Vocabulary, VocabularyError
@@ -123,18 +124,22 @@ def _registration(config: WorkerConfig, port: int) -> Registration | None:
 
 def _load(config: WorkerConfig) -> "Built | None":
     """The engine and the vocabulary, or None when it cannot be built; then the reason was logged in one line."""
-    # Imports torch, which takes seconds: not before the port answers.
-    from worker.loader import open_checkpoint
-    from worker.loader.checkpoint import CheckpointError
-    from worker.model_config import UnsupportedModel
-    from worker.parallel.ranks import RankFailed
-    from worker.startup import build_engine
+    phases = StartPhases()
+    with phases.phase("imports"):
+        # Imports torch, which takes seconds: not before the port answers.
+        from worker.loader import open_checkpoint
+        from worker.loader.checkpoint import CheckpointError
+        from worker.model_config import UnsupportedModel
+        from worker.parallel.ranks import RankFailed
+        from worker.startup import build_engine
 
     try:
-        checkpoint = open_checkpoint(config.model)
-        engine, limits = build_engine(config, checkpoint)
+        with phases.phase("configuration"):
+            checkpoint = open_checkpoint(config.model)
+        engine, limits = build_engine(config, checkpoint, phases)
         try:
-            return engine, limits, checkpoint.vocabulary()
+            with phases.phase("vocabulary"):
+                return engine, limits, checkpoint.vocabulary()
         except VocabularyError as error:
             logger.warning("no structured output: %s", error)
             return engine, limits, error

@@ -17,16 +17,19 @@ from pathlib import Path
 
 import torch
 
+from worker.assembly import input_builder
+from worker.cache_size import fitting_blocks
 from worker.config import ConfigError, WorkerConfig
 from worker.kv_cache import KVCache
 from worker.loader import open_checkpoint
 from worker.loader.checkpoint import CheckpointError
 from worker.model_config import UnsupportedModel
+from worker.model_loading import load_model
 from worker.parallel.channel import Channel, ChannelClosed
 from worker.parallel.group import join_group
 from worker.parallel.plan_wire import PlanUnpacker
 from worker.parallel.runners import RankRunner
-from worker.startup import fitting_blocks, input_builder, load_model, resolve
+from worker.setup import resolve
 
 logger = logging.getLogger("worker.rank")
 

@@ -120,7 +120,7 @@ def test_beyond_the_draft_model_s_length_there_are_no_drafts(folders, tmp_path):
 
 def test_other_tokens_are_refused(folders, tmp_path):
     save_tiny(tmp_path / "wider", vocab_size=VOCAB + 64)
-    with pytest.raises(ConfigError, match="do not have the same tokens"):
+    with pytest.raises(ConfigError, match=r"do not have the same tokens \(192 and 128 of them\)"):
         engine_for(folders[0], tmp_path / "wider")
     for name in ("target", "same", "other"):
         save_tiny(tmp_path / name)
@@ -132,8 +132,10 @@ def test_other_tokens_are_refused(folders, tmp_path):
     vocab[first], vocab[second] = vocab[second], vocab[first]
     path.write_text(json.dumps(raw))
     engine_for(tmp_path / "target", tmp_path / "same")
-    with pytest.raises(ConfigError, match="do not have the same tokens"):
+    with pytest.raises(ConfigError) as refusal:
         engine_for(tmp_path / "target", tmp_path / "other")
+    said = f"other and target do not have the same tokens (40 is {second!r} in the first and {first!r} in the second)"
+    assert said in str(refusal.value)
     with pytest.raises(ConfigError, match=r"--speculative-config: model .*absent is not there"):
         engine_for(folders[0], tmp_path / "absent")
 

@@ -5,7 +5,8 @@ import torch
 
 from worker.config import WorkerConfig
 from worker.sequence import SamplingParams, Sequence, token_array
-from worker.startup import build_engine, resolve_dtype
+from worker.setup import resolve_dtype
+from worker.startup import build_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

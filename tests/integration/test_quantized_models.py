@@ -13,8 +13,9 @@ from tests.doubles.tiny_model import VOCAB, save_tiny
 from worker.config import WorkerConfig
 from worker.kv_cache import KVCache
 from worker.loader import open_checkpoint
+from worker.model_loading import load_model
 from worker.sequence import SamplingParams, Sequence, token_array
-from worker.startup import build_engine, load_model
+from worker.startup import build_engine
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 64, "intermediate_size": 96}

@@ -10,13 +10,17 @@ import torch
 pytest.importorskip("triton")
 
 from tests.doubles.tiny_model import save_tiny
+from worker.assembly import input_builder
+from worker.cache_size import fitting_blocks
 from worker.config import WorkerConfig
 from worker.kv_cache import KVCache, bytes_per_block
 from worker.loader import open_checkpoint
 from worker.memory_profile import MemoryProfile, largest_step
 from worker.model_config import ModelConfig
+from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
-from worker.startup import _Draft, fitting_blocks, input_builder, load_model, resolve
+from worker.setup import resolve
+from worker.speculation.loading import Draft
 
 GIB = 2**30
 
@@ -71,13 +75,13 @@ def test_a_draft_model_s_steps_graphs_and_blocks_are_counted(tmp_path: Path, mon
     target, small = open_checkpoint(tmp_path), replace(open_checkpoint(tmp_path).config, num_layers=2)
     setup = replace(resolve(WorkerConfig(tmp_path, device="cpu"), target), device=torch.device("cuda"))
     model = load_model(WorkerConfig(tmp_path), target, 64, torch.float32, torch.device("cpu"))[0]
-    draft = _Draft(SimpleNamespace(config=small), model, setup)
+    draft = Draft(SimpleNamespace(config=small), model, setup)
     needs = {target.config: (2 * GIB, 1 * GIB), small: (GIB, GIB)}
 
     def profile(_setup: object, _model: object, config: ModelConfig, _parallel: object) -> MemoryProfile:
         return MemoryProfile(10 * GIB + 2**28, 2 * GIB, *needs[config])
 
-    monkeypatch.setattr("worker.startup._profile_memory", profile)
+    monkeypatch.setattr("worker.cache_size._profile_memory", profile)
     setup = replace(setup, config=replace(setup.config, gpu_memory_utilization=1.0))
     block = bytes_per_block(target.config, setup.config.block_size, setup.kv_cache_dtype)
     assert fitting_blocks(setup, model, target.config)[0] == 5 * GIB // block

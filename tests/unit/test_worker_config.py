@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from worker.assembly import replays_graphs
 from worker.config import ConfigError, parse_args
-from worker.startup import replays_graphs, resolve_kv_cache_dtype
+from worker.setup import resolve_kv_cache_dtype
 
 GOOD = ["--model", "/dev/null"]
 
@@ -44,7 +45,7 @@ def test_the_cache_has_the_models_dtype_unless_told(flag, expected):
 
 
 def test_a_gpu_without_float8_is_told_so(monkeypatch):
-    monkeypatch.setattr("worker.startup.has_float8", lambda device: False)
+    monkeypatch.setattr("worker.setup.has_float8", lambda device: False)
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 needs a GPU"):
         resolve_kv_cache_dtype("fp8", torch.bfloat16, torch.device("cuda"))
 

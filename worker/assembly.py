@@ -1,0 +1,57 @@
+"""Puts together what computes steps of a loaded model on its device, and runs the first ones."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.attention import key_tile
+from worker.config import WorkerConfig
+from worker.engine import Engine
+from worker.kv_cache import KVCache
+from worker.models import CausalLM
+from worker.progress import Progress
+from worker.sequence import SamplingParams, Sequence, token_array
+from worker.setup import Setup
+from worker.step_input import HostInputBuilder, InputBuilder
+
+if TYPE_CHECKING:
+    from worker.decode_graphs import DecodeGraphs
+
+
+def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:
+    """What builds the steps' tensors on this device."""
+    if device.type == "cuda":
+        from worker.gpu_input import GpuInputBuilder  # needs Triton, which a CPU does without
+
+        max_blocks = -(-setup.max_model_len // cache.block_size)
+        return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device)
+    tile = key_tile(setup.dtype, device, cache.block_size)
+    return HostInputBuilder(setup.max_num_seqs, cache.block_size, tile, device)
+
+
+def replays_graphs(config: WorkerConfig, device: torch.device) -> bool:
+    """Whether decode steps are captured: not where the host takes part, to sum over ranks."""
+    alone = config.tensor_parallel_size == 1
+    return device.type == "cuda" and alone and not config.enforce_eager
+
+
+def capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_num_seqs: int) -> "DecodeGraphs":
+    from worker.decode_graphs import DecodeGraphs, graph_sizes
+    from worker.gpu_input import GpuInputBuilder
+
+    assert isinstance(inputs, GpuInputBuilder)
+    graphs = DecodeGraphs(model, cache, inputs, graph_sizes(max_num_seqs))
+    progress = Progress("capturing CUDA graphs", "graphs")
+    graphs.capture(progress.update)
+    progress.close()
+    return graphs
+
+
+def warm_up(engine: Engine, prompt_tokens: int) -> None:
+    """Runs one full prompt and a few decodes, so that the first request pays for no lazy set-up, and forgets them."""
+    prompt = token_array()
+    prompt.extend([0] * max(1, prompt_tokens))
+    engine.add(Sequence("warm-up", prompt, SamplingParams(temperature=0.0), max_tokens=2))
+    while engine.has_unfinished:
+        engine.step()
+    engine.scheduler.pool.clear_cache()
