@@ -53,13 +53,14 @@ class GrpcFront:
             stopping=StopConditions(max_tokens=job.max_tokens, ignore_eos=True),
             output=OutputOptions(token_ids=True),
         )
-        async for event in self._inference.Generate(request, timeout=_TIMEOUT_S):
-            if event.HasField("delta"):
-                record.times.append(time.monotonic())
-                record.token_ids.extend(event.delta.token_ids)
-                record.text += event.delta.text
-            elif event.HasField("finished"):
-                record.tokens = event.finished.usage.completion_tokens
+        async for response in self._inference.Generate(request, timeout=_TIMEOUT_S):
+            for event in response.events:
+                if event.HasField("delta"):
+                    record.times.append(time.monotonic())
+                    record.token_ids.extend(event.delta.token_ids)
+                    record.text += event.delta.text
+                elif event.HasField("finished"):
+                    record.tokens = event.finished.usage.completion_tokens
         return _complete(record, job)
 
 
