@@ -26,14 +26,15 @@ async def ask(address: str, question: str) -> None:
             stopping=StopConditions(max_tokens=256),
         )
         # Leaving this loop early cancels the request; the timeout is its deadline on the server too.
-        async for event in inference.Generate(request, timeout=120):
-            if event.HasField("delta"):
-                sys.stdout.write(event.delta.text)
-                sys.stdout.flush()
-            elif event.HasField("finished"):
-                usage = event.finished.usage
-                reason = FinishReason.Name(event.finished.reason)
-                sys.stdout.write(f"\n[{reason}, {usage.prompt_tokens} + {usage.completion_tokens} tokens]\n")
+        async for response in inference.Generate(request, timeout=120):
+            for event in response.events:
+                if event.HasField("delta"):
+                    sys.stdout.write(event.delta.text)
+                    sys.stdout.flush()
+                elif event.HasField("finished"):
+                    usage = event.finished.usage
+                    reason = FinishReason.Name(event.finished.reason)
+                    sys.stdout.write(f"\n[{reason}, {usage.prompt_tokens} + {usage.completion_tokens} tokens]\n")
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ Knows the wire and nothing of HTTP or of OpenAI's objects, apart from the errors
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,8 +63,8 @@ class Piece:
     ending: Ending | None = None
 
 
-_Stream = AsyncIterator[inference_pb2.GenerateResponse]
-_Event = tuple[int, inference_pb2.GenerateResponse]
+_Stream = AsyncIterator[inference_pb2.GenerateEvent]
+_Event = tuple[int, inference_pb2.GenerateEvent]
 
 
 class Generation:
@@ -123,7 +123,7 @@ class Generation:
         self._stopped_by: ApiError | ClientGone | None = None
         self._pumps: list[asyncio.Task[None]] = []
         self._calls = [stub.Generate(request, timeout=timeout) for request in requests]
-        self._streams: list[_Stream] = [aiter(call) for call in self._calls]
+        self._streams: list[_Stream] = [_events_of(call) for call in self._calls]
         metrics.num_requests_running.inc()
 
     @property
@@ -144,7 +144,8 @@ class Generation:
             if event is None or event.WhichOneof("event") != "started":
                 raise internal("the router's stream does not begin with Started")
             self.prompt_tokens += event.started.prompt_tokens
-        self.route = _route_headers(await self._calls[0].initial_metadata())
+            if not prompt:
+                self.route = _first_headers(event.started.route)
         self._metrics.prompt_tokens.inc(self.prompt_tokens)
         if self._on_tokens is not None:
             self._on_tokens(self.prompt_tokens)
@@ -224,13 +225,13 @@ class Generation:
 
     async def _events(self) -> AsyncIterator[_Event]:
         if len(self._streams) > 1:
-            async for event in self._merged():
-                yield event
+            async for tagged in self._merged():
+                yield tagged
             return
         # The usual case has no queue on the way of a token.
         with self._answering(0):
-            async for response in self._streams[0]:
-                yield 0, response
+            async for event in self._streams[0]:
+                yield 0, event
 
     async def _merged(self) -> AsyncIterator[_Event]:
         queue: asyncio.Queue[_Event | Exception | None] = asyncio.Queue(_MAX_QUEUED_EVENTS)
@@ -250,8 +251,8 @@ class Generation:
     async def _pump(self, prompt: int, stream: _Stream, queue: "asyncio.Queue[_Event | Exception | None]") -> None:
         try:
             with self._answering(prompt):
-                async for response in stream:
-                    await queue.put((prompt, response))
+                async for event in stream:
+                    await queue.put((prompt, event))
         except (ApiError, ClientGone) as error:
             await queue.put(error)
         else:
@@ -308,8 +309,28 @@ class Generation:
         return Ending(reason, getattr(finished, cause) if cause else None)
 
 
+async def _events_of(call: AsyncIterable[inference_pb2.GenerateResponse]) -> _Stream:
+    """The events of a call, one by one, however they came together in messages."""
+    async for response in call:
+        for event in response.events:
+            yield event
+
+
+def _first_headers(route: inference_pb2.Route) -> dict[str, str]:
+    """What is known of a request's way when it begins, by header."""
+    if not route.worker:
+        return {}
+    return {
+        "x-quire-worker": route.worker,
+        "x-quire-reason": route.reason,
+        "x-quire-predicted-cached-tokens": str(route.predicted_cached_tokens),
+        "x-quire-cached-tokens": str(route.cached_tokens),
+        "x-quire-queue-ms": str(route.queue_ms),
+    }
+
+
 def _route_headers(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
-    """What the router tells of a request's way, by header; other metadata is gRPC's own."""
+    """The same at its end, and more; other metadata is gRPC's own."""
     return {key: str(value) for key, value in metadata or () if key in ROUTE_HEADERS}
 
 

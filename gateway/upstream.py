@@ -17,7 +17,7 @@ from gateway.generation import Generation
 from gateway.metrics import Metrics
 from gateway.reasoning import ReasoningTokens
 from protos import inference_pb2, inference_pb2_grpc
-from protos.channel import CHANNEL_OPTIONS
+from protos.channel import INFERENCE_CHANNEL_OPTIONS
 
 logger = logging.getLogger("gateway")
 
@@ -37,7 +37,7 @@ class Upstream:
     def __init__(self, config: GatewayConfig, metrics: Metrics) -> None:
         self._config = config
         self._metrics = metrics
-        self._channel = grpc.aio.insecure_channel(config.router, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(config.router, options=INFERENCE_CHANNEL_OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._running: set[Generation] = set()

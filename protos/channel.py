@@ -28,3 +28,13 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+
+# For who streams answers: of a call that it does not read, so many bytes come, and the rest waits in the router, where
+# it is bounded. Left to itself, gRPC widens this window to megabytes a call.
+STREAM_WINDOW_BYTES = 64 * 1024
+
+INFERENCE_CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *CHANNEL_OPTIONS,
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
+]

@@ -85,11 +85,11 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates n continuations of one prompt. The call's metadata tells how it came to its worker, as x-quire-worker, -reason,
-        -predicted-cached-tokens, -cached-tokens and -queue-ms before the first message, and again with -prefill-ms at the end.
-        The stream is: one Started, PromptLogprobs when asked for, Deltas of the choices in any mixture,
-        and one Finished per choice. A failure after Started ends the call with a status and no Finished.
-        Cancelling the call cancels the request.
+        """Generates n continuations of one prompt.
+        The events are: one Started, PromptLogprobs when asked for, Deltas of the choices in any mixture,
+        and one Finished per choice. Those that are there together come in one message: a short answer may be one.
+        A failure after Started ends the call with a status and no Finished. Cancelling the call cancels the request.
+        The metadata with the status has what Started.route has, as x-quire-worker and so on, and x-quire-prefill-ms, -moves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

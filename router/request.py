@@ -15,18 +15,19 @@ from router.recovery import Attempts
 from router.route import Route
 from router.stop_strings import compile_stops
 from router.token_bytes import TokenBytes
+from router.token_logprobs import OutOfStep, TokenLogprobs
 
 if TYPE_CHECKING:
     from router.worker_link import WorkerLink
 
 # Of an output that is sent whole: decoding must not hold up the event loop.
 _MOST_DECODED_AT_ONCE = 4096
+# Of one Delta's tokens in memory, about, which is more than most take on the wire; and characters of its text, to which
+# the last 4,096 tokens may be added. So it stays below the size that a message may have.
+_PART_BYTES = 1 << 20
+_PART_CHARS = 1 << 18
 _STOP = sampling_pb2.FINISH_REASON_STOP
 _LENGTH = sampling_pb2.FINISH_REASON_LENGTH
-
-
-class OutOfStep(Exception):
-    """A worker's message does not fit what it sent before: its stream cannot be trusted any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,52 +80,6 @@ class GenerateParams:
     session_id: str
 
 
-class TokenLogprobs:
-    """Log-probabilities of consecutive tokens, as they come.
-
-    Args:
-        first_index: of the first token that has one.
-    """
-
-    def __init__(self, first_index: int = 0) -> None:
-        self._first = first_index
-        self._logprobs: list[float] = []
-        self._top_count = 0
-        self._top_ids: list[int] = []
-        self._top_logprobs: list[float] = []
-
-    @property
-    def end(self) -> int:
-        """The index after the last token that is known."""
-        return self._first + len(self._logprobs)
-
-    def add(self, first_index: int, wire: sampling_pb2.Logprobs) -> None:
-        """Takes in the next ones; those that are known are dropped. Raises OutOfStep when some are missing."""
-        repeated = self.end - first_index
-        if repeated < 0:
-            raise OutOfStep(f"log-probabilities from {first_index} on came when {self.end} were expected")
-        self._top_count = wire.top_count
-        self._logprobs += wire.logprobs[repeated:]
-        self._top_ids += wire.top_token_ids[repeated * wire.top_count :]
-        self._top_logprobs += wire.top_logprobs[repeated * wire.top_count :]
-
-    def of(self, start: int, end: int) -> sampling_pb2.Logprobs:
-        """Those of tokens [start, end)."""
-        start, end, count = start - self._first, end - self._first, self._top_count
-        return sampling_pb2.Logprobs(
-            logprobs=self._logprobs[start:end],
-            top_count=count,
-            top_token_ids=self._top_ids[start * count : end * count],
-            top_logprobs=self._top_logprobs[start * count : end * count],
-        )
-
-    def forget(self, end: int) -> None:
-        """Those of tokens before ``end`` are wanted no more."""
-        gone, count = end - self._first, self._top_count
-        self._first = end
-        del self._logprobs[:gone], self._top_ids[: gone * count], self._top_logprobs[: gone * count]
-
-
 class Choice:
     """One of a request's continuations. Workers' messages come in by ``take`` and ``finish``."""
 
@@ -136,11 +91,13 @@ class Choice:
         "_finished",
         "_logprobs",
         "_most_unsent",
+        "_part",
         "_seen",
         "_sent_finished",
         "_sent_ids",
         "_text",
         "_wakes",
+        "_wants_tokens",
         "_watches_text",
         "attempts",
         "index",
@@ -181,7 +138,10 @@ class Choice:
         self._sent_ids = 0
         # Tokens that were taken to be sent, in whatever form, and how many more there may be.
         self._seen = 0
-        self._most_unsent = request.max_unsent_bytes // _bytes_a_token(params) if self._wakes else sys.maxsize
+        self._most_unsent = request.max_unsent_bytes // _bytes_a_token(params)
+        # Most tokens of one Delta. So many are sent even of an output that is to be sent at its end.
+        self._part = max(1, min(_PART_BYTES, request.max_unsent_bytes) // _bytes_a_token(params))
+        self._wants_tokens = params.token_ids or params.token_bytes or params.logprobs is not None
         self._finished: inference_pb2.Finished | None = None
         self._sent_finished = False
 
@@ -247,9 +207,10 @@ class Choice:
                 return True
         elif len(self.token_ids) - self._decoded >= _MOST_DECODED_AT_ONCE:
             self._decode()
-        if self._wakes:
+        unsent = len(self.token_ids) - self._seen
+        if self._wakes or unsent >= self._part:
             self.request.changed.set()
-        self.paused = len(self.token_ids) - self._seen > self._most_unsent
+        self.paused = unsent > self._most_unsent
         return self.paused
 
     def _decode(self) -> None:
@@ -328,34 +289,46 @@ class Choice:
         self._finished = finished
         self.request.begun.set()
 
-    def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
-        """What the client was not sent yet, all that is pending in one Delta. Counts as sent from then on."""
-        unsent: list[inference_pb2.GenerateResponse] = []
+    def take_unsent(self) -> list[inference_pb2.GenerateEvent]:
+        """What the client was not sent yet: one Delta, unless it is more than a message should hold.
+
+        Counts as sent from then on.
+        """
+        unsent: list[inference_pb2.GenerateEvent] = []
         if self._sent_finished:
             return unsent
-        params = self.request.params
+        if not self.ended:
+            if not self._wakes and len(self.token_ids) - self._seen < self._part:
+                return unsent
+            self._decode()
         self._seen = len(self.token_ids)
-        if self.ended or not params.final_only:
+        while self._text or (self._wants_tokens and len(self.token_ids) > self._sent_ids):
             delta = inference_pb2.Delta(index=self.index)
-            if not self.ended:
-                self._decode()
             if self._text:
-                delta.text = "".join(self._text)
-                self._text.clear()
-            wants_tokens = params.token_ids or params.token_bytes or params.logprobs is not None
-            if wants_tokens and len(self.token_ids) > self._sent_ids:
+                delta.text = self._take_text()
+            if self._wants_tokens and len(self.token_ids) > self._sent_ids:
                 self._add_tokens(delta)
-            if delta.text or delta.token_ids:
-                unsent.append(inference_pb2.GenerateResponse(delta=delta))
+            unsent.append(inference_pb2.GenerateEvent(delta=delta))
         if self._finished is not None:
             self._sent_finished = True
-            unsent.append(inference_pb2.GenerateResponse(finished=self._finished))
+            unsent.append(inference_pb2.GenerateEvent(finished=self._finished))
         return unsent
 
+    def _take_text(self) -> str:
+        """The first part of the unsent text, which is all of it but when a client is far behind."""
+        count = size = 0
+        while count < len(self._text) and size < _PART_CHARS:
+            size += len(self._text[count])
+            count += 1
+        text = "".join(self._text[:count])
+        del self._text[:count]
+        return text
+
     def _add_tokens(self, delta: inference_pb2.Delta) -> None:
-        """Puts the unsent tokens into a Delta, with all that is wanted of them."""
+        """Puts unsent tokens into a Delta, with all that is wanted of them."""
         params = self.request.params
-        start, end = self._sent_ids, len(self.token_ids)
+        start = self._sent_ids
+        end = min(len(self.token_ids), start + self._part)
         self._sent_ids = end
         delta.first_index = start
         ids = self.token_ids[start:end]
@@ -431,14 +404,14 @@ class Request:
         """Whether all of them have come."""
         return self.prompt_logprobs.end >= self.prompt_tokens
 
-    def take_unsent(self) -> list[inference_pb2.GenerateResponse]:
+    def take_unsent(self) -> list[inference_pb2.GenerateEvent]:
         """What the client was not sent yet of the prompt and of all choices. Counts as sent from then on."""
         unsent = []
         if self.params.prompt_logprobs is not None and not self._sent_prompt_logprobs:
             if not self.has_prompt_logprobs:
                 return []  # it comes before the first Delta
             self._sent_prompt_logprobs = True
-            unsent.append(inference_pb2.GenerateResponse(prompt_logprobs=self._prompt_report()))
+            unsent.append(inference_pb2.GenerateEvent(prompt_logprobs=self._prompt_report()))
         for choice in self.choices:
             unsent += choice.take_unsent()
         return unsent

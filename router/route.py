@@ -1,7 +1,8 @@
-"""How a request came to its worker, told to clients in the call's metadata."""
+"""How a request came to its worker, told to clients when it begins and, as metadata, with its status."""
 
 from dataclasses import dataclass, field
 
+from protos import inference_pb2
 from router.routing.worker_view import Placed
 
 Metadata = tuple[tuple[str, str], ...]
@@ -31,23 +32,28 @@ class Route:
         self.last_worker = worker
         self.moves += 1
 
-    def begun(self) -> Metadata:
-        """What is known when the request runs: sent before the first message."""
-        return self._of(self.worker)
+    def begun(self) -> inference_pb2.Route:
+        """What is known when the request runs."""
+        placed = self.placed
+        return inference_pb2.Route(
+            worker=_printable(self.worker),
+            reason=placed.reason,
+            predicted_cached_tokens=placed.predicted_tokens,
+            cached_tokens=placed.cached_tokens or 0,
+            queue_ms=_milliseconds(placed.queued_at, placed.placed_at),
+        )
 
     def ended(self) -> Metadata:
         """All of it, sent with the status: the worker is the one that ended it, all else is the first one's."""
-        prefill = _milliseconds(self.placed.placed_at, self.placed.first_token_at)
-        return (*self._of(self.last_worker), ("x-quire-prefill-ms", str(prefill)), ("x-quire-moves", str(self.moves)))
-
-    def _of(self, worker: str) -> Metadata:
         placed = self.placed
         return (
-            ("x-quire-worker", _printable(worker)),
+            ("x-quire-worker", _printable(self.last_worker)),
             ("x-quire-reason", placed.reason),
             ("x-quire-predicted-cached-tokens", str(placed.predicted_tokens)),
             ("x-quire-cached-tokens", str(placed.cached_tokens or 0)),
             ("x-quire-queue-ms", str(_milliseconds(placed.queued_at, placed.placed_at))),
+            ("x-quire-prefill-ms", str(_milliseconds(placed.placed_at, placed.first_token_at))),
+            ("x-quire-moves", str(self.moves)),
         )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -26,7 +27,13 @@ from router.recovery import Recovery
 from router.request import Request, pack_ids
 from router.scheduler import Scheduler
 from router.tokenizer import Tokenizer
-from router.validation import check_generate, check_ids, check_tokens_left, resolve_max_tokens
+from router.validation import (
+    check_generate,
+    check_ids,
+    check_prompt_logprobs,
+    check_tokens_left,
+    resolve_max_tokens,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +42,9 @@ Context = ServicerContext[Any, Any]
 _CANCELLED = inference_pb2.CancelResponse.OUTCOME_CANCELLED
 _NOT_FOUND = inference_pb2.CancelResponse.OUTCOME_NOT_FOUND
 _MAX_NAME_CHARS = 100
+# Events that go together whatever their size, and what more of them may come to. A Delta is at most a few MiB.
+_FEW_EVENTS = 3
+_MESSAGE_BYTES = 1 << 20
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -114,6 +124,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             field, token_ids = await self._encoder.encode(message, limits.max_model_len, limits.vocab_size)
             if request.failure is not None:
                 raise request.failure
+            check_prompt_logprobs(params, len(token_ids))
             max_tokens = resolve_max_tokens(field, len(token_ids), params.max_tokens, self._limits().max_model_len)
             if params.bad_words:
                 request.bad_word_ids = await self._encoder.encode_words(params.bad_words)
@@ -136,17 +147,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         await request.begun.wait()
         if request.failure is not None:
             raise request.failure
-        if request.route is not None:
-            await context.send_initial_metadata(request.route.begun())
         started = inference_pb2.Started(
-            request_id=request.id, model=request.params.model, prompt_tokens=request.prompt_tokens
+            request_id=request.id,
+            model=request.params.model,
+            prompt_tokens=request.prompt_tokens,
+            route=None if request.route is None else request.route.begun(),
         )
-        await context.write(inference_pb2.GenerateResponse(started=started))
+        events = [inference_pb2.GenerateEvent(started=started)]
         while True:
-            await request.changed.wait()
             request.changed.clear()
-            for response in request.take_unsent():
-                await context.write(response)
+            events += request.take_unsent()
+            for together in in_messages(events):
+                await context.write(inference_pb2.GenerateResponse(events=together))
+            events = []
             self._scheduler.resume(request)
             if request.failure is not None:
                 raise request.failure
@@ -154,6 +167,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if request.route is not None:
                     context.set_trailing_metadata(request.route.ended())
                 return
+            await request.changed.wait()
 
     @answers_errors
     async def Cancel(self, message: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelResponse:
@@ -258,6 +272,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if limits is None or not self._fleet.ready_count:
             raise Unavailable("no worker is ready to run the model; try again shortly")
         return limits
+
+
+def in_messages(events: list[inference_pb2.GenerateEvent]) -> Iterator[list[inference_pb2.GenerateEvent]]:
+    """Events by message: all in one, since each costs more than what is in it, unless they are large."""
+    if len(events) <= _FEW_EVENTS:
+        if events:
+            yield events
+        return
+    together: list[inference_pb2.GenerateEvent] = []
+    size = 0
+    for event in events:
+        length = event.ByteSize()
+        if together and size + length > _MESSAGE_BYTES:
+            yield together
+            together, size = [], 0
+        together.append(event)
+        size += length
+    yield together
 
 
 def _template_of(tokenizer: Tokenizer) -> inference_pb2.ChatTemplate | None:

@@ -7,7 +7,8 @@ until then the worker still computes it. The generation tells late messages of a
 from collections.abc import Iterator
 
 from protos import worker_pb2
-from router.request import Choice, OutOfStep
+from router.request import Choice
+from router.token_logprobs import OutOfStep
 
 
 class SlotTable:

@@ -20,6 +20,9 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_ID_CHARS = 256
+# All log-probabilities of a prompt go out in one message, each entry (id, value, bytes) taking less than this.
+_MAX_REPORT_BYTES = 12 << 20
+_ENTRY_BYTES = 24
 
 
 def check_generate(
@@ -195,6 +198,19 @@ def check_text_length(field: str, characters: int, longest_token: int, max_model
         raise ContextTooLong(
             field,
             f"the prompt has {characters} characters, which cannot fit the model's context of {max_model_len} tokens",
+        )
+
+
+def check_prompt_logprobs(params: GenerateParams, prompt_tokens: int) -> None:
+    """Raises InvalidArgument when a prompt's log-probabilities would not fit into a message."""
+    if params.prompt_logprobs is None:
+        return
+    most = _MAX_REPORT_BYTES // (_ENTRY_BYTES * (1 + params.prompt_logprobs))
+    if prompt_tokens > most:
+        raise InvalidArgument(
+            "output.prompt_logprobs",
+            f"the prompt has {prompt_tokens} tokens; with {params.prompt_logprobs} alternatives each, "
+            f"log-probabilities are reported of at most {most}",
         )
 
 

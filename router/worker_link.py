@@ -19,9 +19,10 @@ from router.circuit_breaker import CircuitBreaker
 from router.errors import InvalidArgument
 from router.heartbeat import Health, Heartbeat
 from router.recovery import Loss, Recovery
-from router.request import Choice, OutOfStep
+from router.request import Choice
 from router.slot_table import SlotTable
 from router.submission import submission
+from router.token_logprobs import OutOfStep
 
 logger = logging.getLogger(__name__)
 

@@ -50,8 +50,8 @@ class Burst:
         )
         begun = False
         try:
-            async for event in self._cluster.stub.Generate(request, timeout=self._deadline):
-                if not begun and event.HasField("delta"):
+            async for response in self._cluster.stub.Generate(request, timeout=self._deadline):
+                if not begun and any(event.HasField("delta") for event in response.events):
                     begun = True
                     self.first.append(time.perf_counter() - started)
             self.kept.append(time.perf_counter() - started)

@@ -16,8 +16,7 @@ import grpc
 
 from benchmarks.routing.wire import Stack
 from protos import inference_pb2, inference_pb2_grpc, sampling_pb2
-
-_NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
+from protos.channel import INFERENCE_CHANNEL_OPTIONS
 
 
 async def read(stub: inference_pb2_grpc.InferenceStub, tokens: int, pause_s: float) -> tuple[int, int]:
@@ -31,15 +30,15 @@ async def read(stub: inference_pb2_grpc.InferenceStub, tokens: int, pause_s: flo
     )
     call = stub.Generate(request, timeout=600)
     messages = largest = ids = 0
-    while (event := await call.read()) is not grpc.aio.EOF:
-        assert isinstance(event, inference_pb2.GenerateResponse)
+    while (response := await call.read()) is not grpc.aio.EOF:
+        assert isinstance(response, inference_pb2.GenerateResponse)
         messages += 1
-        largest = max(largest, event.ByteSize())
-        if event.HasField("delta"):
-            assert event.delta.first_index == ids, "a token is missing, or came twice"
+        largest = max(largest, response.ByteSize())
+        for delta in (event.delta for event in response.events if event.HasField("delta")):
+            assert delta.first_index == ids, "a token is missing, or came twice"
             if not ids:
                 await asyncio.sleep(pause_s)
-            ids += len(event.delta.token_ids)
+            ids += len(delta.token_ids)
     assert ids == tokens
     return messages, largest
 
@@ -48,7 +47,7 @@ async def measure(args: argparse.Namespace) -> None:
     flags = "--max-unsent-bytes", str(args.max_unsent_bytes)
     async with (
         Stack(args.model, args.streams, *flags) as stack,
-        grpc.aio.insecure_channel(stack.address, options=_NARROW) as channel,
+        grpc.aio.insecure_channel(stack.address, options=INFERENCE_CHANNEL_OPTIONS) as channel,
     ):
         stub = inference_pb2_grpc.InferenceStub(channel)
         await asyncio.gather(*(read(stub, 100, 0) for _ in range(args.streams)))

@@ -190,12 +190,13 @@ class Stack:
             output=output,
         )
         messages, ids = 0, 0
-        async for event in self.stub.Generate(request, timeout=300):
+        async for response in self.stub.Generate(request, timeout=300):
             messages += 1
-            if event.HasField("delta"):
-                ids += len(event.delta.token_ids)
-            elif event.HasField("finished"):
-                assert event.finished.usage.completion_tokens == tokens
+            for event in response.events:
+                if event.HasField("delta"):
+                    ids += len(event.delta.token_ids)
+                elif event.HasField("finished"):
+                    assert event.finished.usage.completion_tokens == tokens
         assert not output.token_ids or ids == tokens
         return messages
 
@@ -237,21 +238,23 @@ async def measure(model: Path, streams: list[int], tokens: int, requests: int) -
                 print(f"{count:>5} streams, {name:<29}: {rate / 1e3:7.0f} k tokens a second of processor time, "
                       f"{count * tokens / messages:5.1f} tokens a message", flush=True)  # fmt: skip
     async with Stack(model, 4) as stack:
-        through = []
+        through, before = [], stack.router_seconds()
         for _ in range(requests):
             started = time.perf_counter()
             await stack.generate(1, MODES["text, streamed"])
             through.append((time.perf_counter() - started) * 1e3)
+        used = (stack.router_seconds() - before) / requests
         direct = await direct_times(stack.worker, requests)
     print(f"one request of one token at a time, {requests} of them, ms at p50 and p99:")
     for name, times in (("through the router", through), ("straight at the worker", direct)):
         print(f"    {name}: {statistics.median(times):.2f}, {sorted(times)[int(len(times) * 0.99)]:.2f}")
+    print(f"    the router's processor time: {used * 1e3:.2f} ms a request")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="the demo model, for its tokenizer")
-    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--streams", type=int, nargs="*", default=[64, 256])
     parser.add_argument("--tokens", type=int, default=2000, help="of each stream")
     parser.add_argument("--requests", type=int, default=1000, help="one at a time")
     parser.add_argument("--serve-worker", type=int, metavar="SLOTS", help=argparse.SUPPRESS)

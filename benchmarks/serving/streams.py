@@ -54,13 +54,14 @@ class GrpcFront:
             output=OutputOptions(token_ids=True),
             skip_reading_prefix_cache=not job.reads_cache,
         )
-        async for event in self._inference.Generate(request, timeout=_TIMEOUT_S):
-            if event.HasField("delta"):
-                record.times.append(time.monotonic())
-                record.token_ids.extend(event.delta.token_ids)
-                record.text += event.delta.text
-            elif event.HasField("finished"):
-                record.tokens = event.finished.usage.completion_tokens
+        async for response in self._inference.Generate(request, timeout=_TIMEOUT_S):
+            for event in response.events:
+                if event.HasField("delta"):
+                    record.times.append(time.monotonic())
+                    record.token_ids.extend(event.delta.token_ids)
+                    record.text += event.delta.text
+                elif event.HasField("finished"):
+                    record.tokens = event.finished.usage.completion_tokens
         return _complete(record, job)
 
 

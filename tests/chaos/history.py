@@ -82,7 +82,7 @@ class Seen:
     error: str = ""
     moves: int = 0
 
-    def add(self, event: inference_pb2.GenerateResponse) -> None:
+    def add(self, event: inference_pb2.GenerateEvent) -> None:
         match event.WhichOneof("event"):
             case "delta":
                 delta = event.delta

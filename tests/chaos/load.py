@@ -32,9 +32,9 @@ def make_shape(rng: random.Random, max_words: int) -> tuple[str, ...]:
     )
 
 
-async def ask(stub: inference_pb2_grpc.InferenceStub, order: Order) -> Seen:
-    """Runs a request to its end."""
-    seen = Seen(order)
+async def ask(stub: inference_pb2_grpc.InferenceStub, order: Order, seen: Seen | None = None) -> Seen:
+    """Runs a request to its end. ``seen``: where what comes is put as it comes."""
+    seen = seen or Seen(order)
     sampling = sampling_pb2.SamplingParams(temperature=0.0)
     if order.seed is not None:
         sampling = sampling_pb2.SamplingParams(temperature=1.0, seed=order.seed)
@@ -51,8 +51,9 @@ async def ask(stub: inference_pb2_grpc.InferenceStub, order: Order) -> Seen:
     )
     call = stub.Generate(request, timeout=TIMEOUT_S)
     try:
-        async for event in call:
-            seen.add(event)
+        async for response in call:
+            for event in response.events:
+                seen.add(event)
         seen.moves = int(dict(await call.trailing_metadata() or ()).get("x-quire-moves", 0))
     except grpc.aio.AioRpcError as error:
         seen.error = f"{error.code().name}: {error.details()}"
@@ -93,6 +94,16 @@ class Load:
         self.moved = self.moved_with_shape = 0
         self.tokens = 0
         self.faults: list[str] = []
+        self._running: dict[str, Seen] = {}
+
+    def progress(self) -> dict[tuple[str, int], int]:
+        """Tokens that have come of each choice of the running requests, by request and choice."""
+        return {
+            (seen.order.id, index): sum(len(ids) for choice, _, ids in seen.deltas if choice == index)
+            for seen in self._running.values()
+            for index in range(seen.order.n)
+            if all(finished.index != index for finished in seen.finished)
+        }
 
     async def run(self) -> None:
         """Returns when all clients have stopped."""
@@ -102,7 +113,9 @@ class Load:
         while not self._enough(self):
             order = make_order(self.sent, self._rng, self._max_tokens)
             self.sent += 1
-            seen = await ask(self._stub, order)
+            seen = self._running[order.id] = Seen(order)
+            await ask(self._stub, order, seen)
+            del self._running[order.id]
             self.done += 1
             self.moved += seen.moves > 0
             self.moved_with_shape += seen.moves > 0 and bool(order.shape)

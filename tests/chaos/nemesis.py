@@ -3,10 +3,11 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import grpc
 
+from router.recovery import UNSEEN_TOKENS
 from tests.chaos.cluster import Cluster, WorkerProcess
 
 _MENDED_S = 60.0
@@ -20,8 +21,10 @@ class Nemesis:
         cluster: at least two workers.
         seed: of the schedule.
         faults: kinds to choose from; one named more often comes more often.
-        pause_s: shortest and longest time between two faults. What two workers in a row die of is quarantined, unless
-            its output has advanced between: so there must be time for some steps.
+        pause_s: shortest and longest time between two faults.
+        progress: tokens that have come of each choice of the running requests. What two workers in a row die of is
+            quarantined, unless its output has advanced between: so each has some steps between two faults, however
+            slow the machine is.
 
     Attributes:
         done: faults so far, by kind.
@@ -31,14 +34,18 @@ class Nemesis:
         self,
         cluster: Cluster,
         seed: int,
+        progress: Callable[[], Mapping[tuple[str, int], int]],
         faults: tuple[str, ...] = FAULTS,
         pause_s: tuple[float, float] = (1.0, 2.5),
     ) -> None:
         self._cluster = cluster
         self._rng = random.Random(seed)
+        self._progress = progress
         self._faults = faults
         self._pause_s = pause_s
         self._harmed: set[int] = set()
+        # What had come of the requests that ran at the last fault.
+        self._before: dict[tuple[str, int], int] = {}
         self.done: Counter[str] = Counter()
 
     async def run(self, enough: Callable[["Nemesis"], bool]) -> None:
@@ -51,13 +58,25 @@ class Nemesis:
                 number = rng.randrange(len(self._cluster.workers))
                 pause, length = rng.uniform(*self._pause_s), rng.random()
                 await asyncio.sleep(pause)
+                await self._until_all_advanced()
                 await self._until_another_works()
                 healthy = [worker for worker in self._cluster.workers if worker.number not in self._harmed]
                 worker = healthy[number % len(healthy)]
                 self._harmed.add(worker.number)
                 self.done[kind] += 1
+                self._before = dict(self._progress())
                 group.create_task(self._harm(kind, worker, length), name=f"{kind} worker {worker.number}")
         await self._cluster.until_ready(len(self._cluster.workers))
+
+    async def _until_all_advanced(self) -> None:
+        """Waits until what ran at the last fault has ended, or has come further than a crash could be blamed on it."""
+        async with asyncio.timeout(_MENDED_S):
+            while True:
+                now = self._progress()
+                if all(now.get(key, count + UNSEEN_TOKENS + 1) > count + UNSEEN_TOKENS
+                       for key, count in self._before.items()):  # fmt: skip
+                    return
+                await asyncio.sleep(0.02)
 
     async def _until_another_works(self) -> None:
         """Waits until the router has two workers that are not being harmed."""

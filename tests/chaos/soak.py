@@ -44,7 +44,7 @@ async def soak(args: argparse.Namespace) -> int:
         async with Cluster(args.model, args.workers, log) as cluster:
             calm = False
             load = Load(cluster.stub, args.streams, args.seed, enough=lambda load: calm)
-            nemesis = Nemesis(cluster, args.seed, tuple(args.faults))
+            nemesis = Nemesis(cluster, args.seed, load.progress, tuple(args.faults))
             clients = asyncio.create_task(load.run())
             harming = asyncio.create_task(nemesis.run(over))
             while not harming.done():

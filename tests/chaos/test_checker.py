@@ -89,7 +89,7 @@ def wrong_reason(seen: Seen) -> None:
 
 
 def tokens_after_the_end(seen: Seen) -> None:
-    seen.add(inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=0, first_index=50, token_ids=[1000])))
+    seen.add(inference_pb2.GenerateEvent(delta=inference_pb2.Delta(index=0, first_index=50, token_ids=[1000])))
 
 
 def failed_call(seen: Seen) -> None:

@@ -42,7 +42,7 @@ async def test_streams_outlive_their_workers(
         calm = False
         load = Load(running.stub, streams=32, seed=seed, enough=lambda load: calm)
         clients = asyncio.create_task(load.run())
-        nemesis = Nemesis(running, seed, faults)
+        nemesis = Nemesis(running, seed, load.progress, faults)
         await nemesis.run(lambda nemesis: nemesis.done.total() >= count)
         calm = True
         await clients

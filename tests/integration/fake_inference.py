@@ -67,7 +67,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     refusal: Failure | None = None
     failure_after_tokens: tuple[int, Failure] | None = None
     # Events to send in place of the usual ones.
-    script: list[inference_pb2.GenerateResponse] | None = None
+    script: list[inference_pb2.GenerateEvent] | None = None
     # Whether more may come after them.
     stays_open: bool = False
     # Wait for this long before Started, and before each token; seconds.
@@ -84,8 +84,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     # Whether it has a model of whatever name.
     any_model: bool = False
     load: inference_pb2.GetLoadResponse = field(default_factory=inference_pb2.GetLoadResponse)
-    # Metadata before Started, and with the status.
-    route: tuple[tuple[str, str], ...] = ()
+    # In Started, and the metadata with the status.
+    route: inference_pb2.Route | None = None
     route_at_end: tuple[tuple[str, str], ...] = ()
 
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
@@ -104,7 +104,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self.time_left.append(context.time_remaining())
         try:
             async for event in self._events(request, context):
-                yield event
+                yield inference_pb2.GenerateResponse(events=[event])
         # The second comes where the call was cancelled while an event was being sent.
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.release()
@@ -112,7 +112,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
 
     async def _events(
         self, request: inference_pb2.GenerateRequest, context: Any
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         await asyncio.sleep(self.delay_start)
         if request.model != MODEL and not self.any_model:
             info = error_details_pb2.ErrorInfo(reason="MODEL_NOT_FOUND", domain="quire")
@@ -126,11 +126,10 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             await asyncio.sleep(30 if self.stays_open else 0)
             return
         prompt_tokens = _prompt_tokens(request)
-        await context.send_initial_metadata(self.route)
         context.set_trailing_metadata(self.route_at_end)
-        yield inference_pb2.GenerateResponse(
+        yield inference_pb2.GenerateEvent(
             started=inference_pb2.Started(
-                request_id=request.request_id, model=request.model, prompt_tokens=prompt_tokens
+                request_id=request.request_id, model=request.model, prompt_tokens=prompt_tokens, route=self.route
             )
         )
         words = self._words(request)
@@ -159,7 +158,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             )
             if self.stop_string:
                 finished.stop_string = self.stop_string
-            yield inference_pb2.GenerateResponse(finished=finished)
+            yield inference_pb2.GenerateEvent(finished=finished)
 
     def _words(self, request: inference_pb2.GenerateRequest) -> list[str]:
         if self.words is not None:
@@ -217,14 +216,14 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _delta(index: int, *words: str, request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
+def _delta(index: int, *words: str, request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateEvent:
     """Each word is a token, whose id means nothing."""
     delta = inference_pb2.Delta(index=index, text="".join(words))
     if request.output.token_ids or request.output.token_bytes:
         delta.token_ids.extend([7] * len(words))
     if request.output.token_bytes:
         delta.token_bytes.extend(word.encode() for word in words)
-    return inference_pb2.GenerateResponse(delta=delta)
+    return inference_pb2.GenerateEvent(delta=delta)
 
 
 def _prompt_tokens(request: inference_pb2.GenerateRequest) -> int:

@@ -1,6 +1,7 @@
 """A router in this process, with a client: what the router's integration tests start from."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -47,18 +48,18 @@ class Client:
     async def model(self) -> inference_pb2.Model:
         return await self.stub.GetModel(inference_pb2.GetModelRequest(model="demo"))
 
-    def call(self, timeout: float | None = 30, **fields: Any) -> Any:
+    def call(self, timeout: float | None = 30, **fields: Any) -> "EventCall":
         """A Generate call under way."""
         prompt = {} if {"token_ids", "chat", "text"} & set(fields) else {"text": "Once upon a time"}
-        return self.stub.Generate(
-            inference_pb2.GenerateRequest(**{"model": "demo", **prompt, **fields}), timeout=timeout
+        return EventCall(
+            self.stub.Generate(inference_pb2.GenerateRequest(**{"model": "demo", **prompt, **fields}), timeout=timeout)
         )
 
     async def generate(self, **fields: Any) -> "Answer":
         """A whole Generate call."""
         answer = Answer()
-        async for response in self.call(**fields):
-            answer.add(response)
+        async for event in self.call(**fields):
+            answer.add(event)
         return answer
 
     async def until_running(self, count: int) -> None:
@@ -77,6 +78,33 @@ class Client:
         return await self.stub.Explain(inference_pb2.ExplainRequest(model="demo", text="Hello"))
 
 
+class EventCall:
+    """A Generate call, event by event, however they come together in messages. ``messages`` counts these."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._read: deque[inference_pb2.GenerateEvent] = deque()
+        self.messages = 0
+        self.cancel = call.cancel
+        self.code = call.code
+        self.initial_metadata = call.initial_metadata
+        self.trailing_metadata = call.trailing_metadata
+
+    async def read(self) -> Any:
+        """The next event, or EOF."""
+        while not self._read:
+            response = await self._call.read()
+            if response is grpc.aio.EOF:
+                return response
+            self.messages += 1
+            self._read.extend(response.events)
+        return self._read.popleft()
+
+    async def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateEvent]:
+        while (event := await self.read()) is not grpc.aio.EOF:
+            yield event
+
+
 class Answer:
     """What came of a Generate call."""
 
@@ -85,19 +113,19 @@ class Answer:
         self.deltas: list[inference_pb2.Delta] = []
         self.finished: dict[int, inference_pb2.Finished] = {}
 
-    def add(self, response: inference_pb2.GenerateResponse) -> None:
+    def add(self, event: inference_pb2.GenerateEvent) -> None:
         """Checks the order that the schema promises."""
-        match response.WhichOneof("event"):
+        match event.WhichOneof("event"):
             case "started":
                 assert not self.started
-                self.started.append(response.started)
+                self.started.append(event.started)
             case "delta":
                 assert self.started
-                assert response.delta.index not in self.finished
-                self.deltas.append(response.delta)
+                assert event.delta.index not in self.finished
+                self.deltas.append(event.delta)
             case "finished":
-                assert response.finished.index not in self.finished
-                self.finished[response.finished.index] = response.finished
+                assert event.finished.index not in self.finished
+                self.finished[event.finished.index] = event.finished
 
     def text(self, index: int = 0) -> str:
         return "".join(delta.text for delta in self.deltas if delta.index == index)

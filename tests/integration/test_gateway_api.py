@@ -297,15 +297,15 @@ def test_unknown_model(client, fake, stream):
 
 
 def started():
-    return inference_pb2.GenerateResponse(started=inference_pb2.Started(prompt_tokens=1))
+    return inference_pb2.GenerateEvent(started=inference_pb2.Started(prompt_tokens=1))
 
 
 def delta(index):
-    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text="x"))
+    return inference_pb2.GenerateEvent(delta=inference_pb2.Delta(index=index, text="x"))
 
 
 def finished(index, reason=sampling_pb2.FINISH_REASON_STOP):
-    return inference_pb2.GenerateResponse(finished=inference_pb2.Finished(index=index, reason=reason))
+    return inference_pb2.GenerateEvent(finished=inference_pb2.Finished(index=index, reason=reason))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def finished(index, reason=sampling_pb2.FINISH_REASON_STOP):
         ([started(), delta(1), finished(0)], 500),
         ([started(), finished(0), delta(0)], 500),
         ([started(), finished(0), finished(0)], 500),
-        ([started(), inference_pb2.GenerateResponse(), finished(0)], 500),
+        ([started(), inference_pb2.GenerateEvent(), finished(0)], 500),
         ([started(), finished(0, sampling_pb2.FINISH_REASON_ERROR)], 500),
         ([started(), finished(0, sampling_pb2.FINISH_REASON_DEADLINE)], 504),
         ([started(), finished(0, sampling_pb2.FINISH_REASON_CANCELLED)], 499),
@@ -345,14 +345,17 @@ def test_cors_is_off_unless_asked_for(client):
 
 
 def test_answers_say_how_they_came_to_their_worker(client, fake):
-    fake.route = (("x-quire-worker", "w1"), ("x-quire-cached-tokens", "32"), ("x-other", "1"))
-    fake.route_at_end = (*fake.route, ("x-quire-prefill-ms", "7"))
+    fake.route = inference_pb2.Route(worker="w1", reason="prefix", cached_tokens=32, queue_ms=5)
+    fake.route_at_end = (("x-quire-worker", "w2"), ("x-quire-prefill-ms", "7"), ("x-other", "1"))
     whole = chat(client)
-    assert (whole.headers["x-quire-worker"], whole.headers["x-quire-cached-tokens"]) == ("w1", "32")
+    assert (whole.headers["x-quire-worker"], whole.headers["x-quire-cached-tokens"]) == ("w2", "32")
     assert whole.headers["x-quire-prefill-ms"] == "7"
     assert "x-other" not in whole.headers
     stream = complete(client, stream=True)
-    assert stream.headers["x-quire-worker"] == "w1"
+    assert {name: value for name, value in stream.headers.items() if name.startswith("x-quire-")} == {
+        "x-quire-worker": "w1", "x-quire-reason": "prefix", "x-quire-predicted-cached-tokens": "0",
+        "x-quire-cached-tokens": "32", "x-quire-queue-ms": "5",
+    }  # fmt: skip
     assert "x-quire-prefill-ms" not in stream.headers, "it was not known when the headers were sent"
 
 

@@ -139,7 +139,7 @@ def test_a_failure_in_mid_stream_is_an_event_and_no_end(client, fake, prompt, fa
 
 
 def test_an_incomplete_stream_has_no_end(client, fake):
-    fake.script = [inference_pb2.GenerateResponse(started=inference_pb2.Started(prompt_tokens=1))]
+    fake.script = [inference_pb2.GenerateEvent(started=inference_pb2.Started(prompt_tokens=1))]
     *_, last = events_of(client.post("/v1/completions", json=TEXT))
     assert json.loads(last)["error"]["code"] == "internal_error"
 

@@ -56,6 +56,10 @@ def llm(demo_model):
     llm.llm_engine.close()
 
 
+def events_of(call):
+    return [event for response in call for event in response.events]
+
+
 @pytest.mark.parametrize("case", REQUESTS)
 def test_offline_and_served_agree(llm, served, case):
     params = SamplingParams(**{"max_tokens": 16, **REQUESTS[case]}, output_kind=RequestOutputKind.FINAL_ONLY)
@@ -63,7 +67,7 @@ def test_offline_and_served_agree(llm, served, case):
     request = params.to_request()
     request.model = "model"
     put_prompt(request, prompt)
-    events = list(served.Generate(request, timeout=120))
+    events = events_of(served.Generate(request, timeout=120))
     deltas = {event.delta.index: event.delta for event in events if event.HasField("delta")}
     ends = {event.finished.index: event.finished for event in events if event.HasField("finished")}
 
@@ -98,6 +102,6 @@ def test_chats_agree(llm, served):
     request = params.to_request()
     request.model = "model"
     request.chat.CopyFrom(inference_pb2.Chat(messages=[inference_pb2.ChatMessage(**each) for each in messages]))
-    [delta] = [event.delta for event in served.Generate(request, timeout=120) if event.HasField("delta")]
+    [delta] = [event.delta for event in events_of(served.Generate(request, timeout=120)) if event.HasField("delta")]
     [output] = llm.chat(messages, params, use_tqdm=False)
     assert (output.outputs[0].text, output.outputs[0].token_ids) == (delta.text, list(delta.token_ids))

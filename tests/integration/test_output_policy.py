@@ -102,7 +102,7 @@ def test_the_router_is_told_that_nothing_more_is_wanted(stack, fake, stream, key
 
 
 def test_other_choices_go_on(stack, fake):
-    response = inference_pb2.GenerateResponse
+    response = inference_pb2.GenerateEvent
 
     def delta(index, text):
         return response(delta=inference_pb2.Delta(index=index, text=text))

@@ -161,7 +161,7 @@ def test_reasoning_is_an_item_of_its_own(fake):
 
 
 def test_log_probabilities(stack, fake):
-    response = inference_pb2.GenerateResponse
+    response = inference_pb2.GenerateEvent
     delta = inference_pb2.Delta(text="Yes", token_bytes=[b"Yes"], top_token_bytes=[])
     delta.logprobs.logprobs.append(-0.5)
     fake.script = [

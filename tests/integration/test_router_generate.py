@@ -32,7 +32,8 @@ async def test_streams_text_and_ids_up_to_the_limit(demo_tokenizer):
         answer = await client.generate(
             request_id="r1", stopping=stopping(max_tokens=100), output=inference_pb2.OutputOptions(token_ids=True)
         )
-        assert answer.started[0] == inference_pb2.Started(request_id="r1", model="demo", prompt_tokens=len(prompt))
+        (started,) = answer.started
+        assert (started.request_id, started.model, started.prompt_tokens) == ("r1", "demo", len(prompt))
         assert answer.ids() == expected
         assert answer.text() == demo_tokenizer.decode(expected)
         assert answer.finished[0].reason == LENGTH
@@ -104,6 +105,18 @@ async def test_choices_have_their_own_seeds_and_streams(demo_tokenizer):
         assert sorted(submit.sampling.seed for submit in worker.submits) == [0, 1, 2, 2**64 - 2, 2**64 - 1]
         assert set(answer.finished) == set(range(5))
         assert all(len(answer.ids(index)) == 9 for index in range(5))
+
+
+async def test_what_is_there_together_comes_in_one_message(demo_tokenizer):
+    async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
+        worker.stream.credit = 0  # so that the worker has the whole answer before it may send any of it
+        call = client.call(n=2, stopping=stopping(max_tokens=5))
+        await worker.until(lambda: len(worker.stream.finished) == 2)
+        worker.stream.credit = 10
+        worker.stream.wake.set()
+        kinds = [event.WhichOneof("event") async for event in call]
+        assert kinds == ["started", "delta", "finished", "delta", "finished"]
+        assert call.messages == 1
 
 
 async def test_final_only_sends_one_delta_a_choice(demo_tokenizer):
@@ -282,3 +295,13 @@ def test_any_text_and_stops_end_where_they_should(demo_tokenizer, text, stops, m
     assert answer.text() == text[: end + minus_length]
     assert answer.finished[0].stop_string == stop
     assert answer.finished[0].reason == STOP
+
+
+async def test_log_probabilities_of_a_prompt_must_fit_into_a_message(demo_tokenizer):
+    async with FakeWorker(max_model_len=100_000) as worker, running_router(demo_tokenizer, worker) as client:
+        output = inference_pb2.OutputOptions(prompt_logprobs=20)
+        prompt = inference_pb2.TokenIds(ids=[100] * 30_000)
+        failed = await failure(client.call(token_ids=prompt, output=output).read())
+        assert failed.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "of at most 24966" in failed.message
+        assert not worker.submits

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from protos import inference_pb2, sampling_pb2
+from protos.channel import INFERENCE_CHANNEL_OPTIONS
 from router.config import MIN_UNSENT_BYTES
 from router.request import unpack_ids
 from tests.integration.fake_worker import LENGTH, FakeWorker
@@ -241,9 +242,6 @@ async def test_shutdown_ends_what_does_not_finish(demo_tokenizer):
         await stopping
 
 
-NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
-
-
 @pytest.fixture
 async def unread(demo_tokenizer):
     """A worker, a client of its router, and a stream that was paused since nobody reads it; what it gave so far."""
@@ -251,7 +249,7 @@ async def unread(demo_tokenizer):
     async with (
         fake,
         running_router(demo_tokenizer, fake, max_unsent_bytes=MIN_UNSENT_BYTES) as client,
-        grpc.aio.insecure_channel(client.address, options=NARROW) as channel,
+        grpc.aio.insecure_channel(client.address, options=INFERENCE_CHANNEL_OPTIONS) as channel,
     ):
         output = inference_pb2.OutputOptions(text=True, token_ids=True)
         call = Client(client.router, client.address, channel).call(stopping=up_to(20_000), output=output)

@@ -31,12 +31,18 @@ def greedy() -> sampling_pb2.SamplingParams:
     return sampling_pb2.SamplingParams(temperature=0.0)
 
 
-async def metadata_of(call) -> tuple[dict[str, str], dict[str, str]]:
-    """A call's metadata before its first message and after its last one, once it has ended."""
+async def started(call) -> inference_pb2.Started:
+    """What a call begins with."""
+    event = await call.read()
+    assert event.WhichOneof("event") == "started"
+    return event.started
+
+
+async def route_at_end(call) -> dict[str, str]:
+    """What a call's metadata says of its route once it has ended."""
     async for _ in call:
         pass
-    first, last = await call.initial_metadata(), await call.trailing_metadata()
-    return tuple({key: value for key, value in one or () if key.startswith("x-quire-")} for one in (first, last))
+    return {key: value for key, value in await call.trailing_metadata() or () if key.startswith("x-quire-")}
 
 
 async def explain(client, prompt: list[int]) -> inference_pb2.ExplainResponse:
@@ -86,7 +92,7 @@ async def test_a_repeated_prefix_goes_to_the_worker_that_has_it_until_that_one_r
 
         async def run(prompt: list[int]) -> dict[str, str]:
             call = client.call(token_ids=ids(*prompt), stopping=up_to(2), sampling=greedy())
-            return (await metadata_of(call))[1]
+            return await route_at_end(call)
 
         first = await run(PROMPT)
         holder = first["x-quire-worker"]
@@ -183,16 +189,17 @@ async def test_explain_scores_every_worker_and_changes_nothing(demo_tokenizer):
         assert explained == await explain(client, PROMPT)
 
 
-async def test_the_route_is_told_before_the_first_message_and_after_the_last(demo_tokenizer):
+async def test_the_route_is_told_when_it_begins_and_with_the_status(demo_tokenizer):
     async with FakeWorker(worker_id="wörker", **CACHING) as fake, running_router(demo_tokenizer, fake) as client:
-        first, last = await metadata_of(client.call(stopping=up_to(3)))
-        assert fake.submits
-        assert first["x-quire-worker"] == "w?rker"
-        assert first["x-quire-reason"] == "only"
-        assert first["x-quire-cached-tokens"] == "3"
-        assert first["x-quire-predicted-cached-tokens"] == "0"
-        assert int(first["x-quire-queue-ms"]) >= 0
-        assert last == {**first, "x-quire-prefill-ms": last["x-quire-prefill-ms"], "x-quire-moves": "0"}
+        call = client.call(stopping=up_to(3))
+        route = (await started(call)).route
+        assert (route.worker, route.reason, route.cached_tokens) == ("w?rker", "only", 3)
+        last = await route_at_end(call)
+        assert int(last.pop("x-quire-prefill-ms")) >= 0
+        assert last == {
+            "x-quire-worker": "w?rker", "x-quire-reason": "only", "x-quire-predicted-cached-tokens": "0",
+            "x-quire-cached-tokens": "3", "x-quire-queue-ms": str(route.queue_ms), "x-quire-moves": "0",
+        }  # fmt: skip
 
 
 async def test_a_request_that_moved_names_the_worker_that_ended_it(demo_tokenizer):
@@ -201,13 +208,13 @@ async def test_a_request_that_moved_names_the_worker_that_ended_it(demo_tokenize
         for fake in fakes.values():
             fake.gate.clear()
         call = client.call(stopping=up_to(6))
-        name = dict(await call.initial_metadata())["x-quire-worker"]
+        name = (await started(call)).route.worker
         fakes[name].dies_at = 3
         for fake in fakes.values():
             fake.gate.set()
-        first, last = await metadata_of(call)
+        last = await route_at_end(call)
         (other,) = fakes.keys() - {name}
-        assert (first["x-quire-worker"], last["x-quire-worker"], last["x-quire-moves"]) == (name, other, "1")
+        assert (last["x-quire-worker"], last["x-quire-moves"]) == (other, "1")
 
 
 async def test_tenants_take_turns_at_a_worker(demo_tokenizer):

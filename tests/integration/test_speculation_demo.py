@@ -80,7 +80,8 @@ def test_served_with_drafts_is_offline_without(demo_model, plain):
                 request.model = "model"
                 put_prompt(request, LINE * 3)
                 texts = [""] * params.n
-                for event in stub.Generate(request, timeout=120):
+                responses = stub.Generate(request, timeout=120)
+                for event in (event for response in responses for event in response.events):
                     if event.HasField("delta"):
                         texts[event.delta.index] += event.delta.text
                 assert texts == [completion.text for completion in want.outputs], name

@@ -47,7 +47,7 @@ def tagged_stack():
 def script(stack, text, reason=STOP, *, size=3, stop_string=""):
     """The router's next answers say ``text`` in pieces of some characters."""
     stack.fake.reset()
-    response = inference_pb2.GenerateResponse
+    response = inference_pb2.GenerateEvent
     pieces = [text[start:end] for start, end in pairwise([*range(0, len(text), size), len(text)])]
     finished = inference_pb2.Finished(reason=reason)
     if stop_string:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.sampling_pb2 import Logprobs
-from router.request import OutOfStep, TokenLogprobs
+from router.token_logprobs import OutOfStep, TokenLogprobs
 
 
 def wire(start: int, end: int, top_count: int) -> Logprobs:

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from protos import inference_pb2, sampling_pb2, worker_pb2
-from router.request import GenerateParams, OutOfStep, Request, pack_ids
+from router.request import GenerateParams, Request, pack_ids
+from router.server import in_messages
 from router.slot_table import SlotTable
+from router.token_logprobs import OutOfStep
 from router.validation import check_generate
 
 SIZE = 3
@@ -171,15 +173,47 @@ def test_a_stream_whose_client_is_too_far_behind_is_paused():
     assert choice.link is None
     assert not choice.caught_up
     assert table.deliver(batch((slot, generation, 21, [65]))) == [], "the worker goes on until it hears of it"
-    (sent,) = choice.take_unsent()
-    assert list(sent.delta.token_ids) == [65] * 11
+    assert [list(sent.delta.token_ids) for sent in choice.take_unsent()] == [[65] * 10, [65]]
     assert choice.caught_up
 
 
-def test_an_answer_that_is_sent_whole_is_never_paused():
-    made = Request("r", params(1, final_only=True), None, max_unsent_bytes=64)
+def test_a_long_answer_that_is_sent_at_its_end_goes_out_in_parts_and_is_paused_like_others():
+    made = Request("r", params(1, final_only=True), None, max_unsent_bytes=64 * 10)
     made.begin([1, 1], 100, PlainBytes())
-    assert not made.choices[0].take(0, [65] * 90)
+    (choice,) = made.choices
+    assert not choice.take(0, [65] * 9)
+    assert not made.changed.is_set()
+    assert made.take_unsent() == []
+    assert not choice.take(9, [66])
+    assert made.changed.is_set()
+    (part,) = made.take_unsent()
+    assert part.delta.text == "A" * 9 + "B"
+    assert not choice.take(10, [67])
+    assert made.take_unsent() == []
+    assert choice.take(11, [67] * 10)
+    assert choice.paused
+
+
+def test_no_delta_has_more_than_a_message_should():
+    made = Request("r", params(1), None, max_unsent_bytes=64 * 10)
+    made.begin([1, 1], 100, PlainBytes())
+    (choice,) = made.choices
+    choice.take(0, list(range(65, 90)))
+    deltas = [event.delta for event in made.take_unsent()]
+    assert [(delta.first_index, len(delta.token_ids)) for delta in deltas] == [(0, 10), (10, 10), (20, 5)]
+    assert "".join(delta.text for delta in deltas) == "".join(map(chr, range(65, 90)))
+    assert [token for delta in deltas for token in delta.token_ids] == list(range(65, 90))
+
+
+def test_large_events_go_in_messages_of_their_own():
+    def event(size: int) -> inference_pb2.GenerateEvent:
+        return inference_pb2.GenerateEvent(delta=inference_pb2.Delta(text="x" * size))
+
+    events = [event(size) for size in (400_000, 400_000, 400_000, 2_000_000, 10)]
+    together = list(in_messages(events))
+    assert [len(message) for message in together] == [2, 1, 1, 1]
+    assert [one for message in together for one in message] == events
+    assert list(in_messages([])) == []
 
 
 def test_log_probabilities_that_were_sent_are_forgotten():
