@@ -84,6 +84,7 @@ def main() -> None:
         WorkerConfig(
             model=args.model, device=args.device, load_format="dummy", max_model_len=8448,
             max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_prefill_tokens_with_decodes=0,
             enable_prefix_caching=False, quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype,
         )
     )  # fmt: skip

@@ -34,7 +34,7 @@ class WorkerConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
-    max_num_prefill_tokens_with_decodes: int = 0
+    max_num_prefill_tokens_with_decodes: int | None = None
     scheduling_policy: str = "fcfs"
     block_size: int = 16
     enable_prefix_caching: bool = True
@@ -80,7 +80,7 @@ class WorkerConfig:
             raise ConfigError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; wanted above 0, at most 1")
         for name in ("long_prefill_token_threshold", "max_num_prefill_tokens_with_decodes"):
             value = getattr(self, name)
-            if value < 0:
+            if value is not None and value < 0:
                 raise ConfigError(f"{_flag(name)} is {value}; it must be 0 (no limit) or more")
         if (
             self.max_num_batched_tokens is not None
@@ -187,9 +187,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         help="most prompt tokens of one sequence in a step, so that others pass a long one (default 0: no limit)",
     )  # fmt: skip
     group.add_argument(
-        "--max-num-prefill-tokens-with-decodes", type=int, default=0, metavar="N",
+        "--max-num-prefill-tokens-with-decodes", type=int, metavar="N",
         help="most prompt tokens in a step in which others decode: bounds the time between their tokens while prompts "
-        "are computed, at the cost of later first tokens (default 0: no limit)",
+        "are computed, at the cost of later first tokens; 0 is no limit (default 0 on cpu, else 1024)",
     )  # fmt: skip
     group.add_argument(
         "--scheduling-policy", default="fcfs", choices=SCHEDULING_POLICIES,

@@ -30,6 +30,7 @@ class Setup:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_prefill_tokens_with_decodes: int
 
     def for_rank(self, rank: int) -> WorkerConfig:
         """The settings of one rank, from which it comes to the same setup."""
@@ -56,9 +57,16 @@ def resolve(config: WorkerConfig, checkpoint: Checkpoint) -> Setup:
     on_cpu = device.type == "cpu"
     max_num_seqs = config.max_num_seqs or (64 if on_cpu else 256)
     max_num_batched_tokens = max(config.max_num_batched_tokens or (512 if on_cpu else 8192), max_num_seqs)
+    beside_decodes = config.max_num_prefill_tokens_with_decodes
+    if beside_decodes is None:
+        beside_decodes = 0 if on_cpu else 1024
     dtype = resolve_dtype(config.dtype, device)
     kv_cache_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
-    return Setup(config, device, dtype, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens)
+    return Setup(
+        config=config, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        max_num_prefill_tokens_with_decodes=beside_decodes,
+    )  # fmt: skip
 
 
 def quantized_config(config: WorkerConfig, checkpoint: Checkpoint) -> ModelConfig:

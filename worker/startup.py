@@ -127,7 +127,7 @@ def _build(
         setup.max_num_seqs,
         setup.max_num_batched_tokens,
         config.long_prefill_token_threshold,
-        config.max_num_prefill_tokens_with_decodes,
+        setup.max_num_prefill_tokens_with_decodes,
         speculator,
     )
     inputs = input_builder(setup, cache, device)

@@ -103,13 +103,14 @@ def _skinny_kernel(
             weight = tl.load(weight_row + at[None, :], eviction_policy="evict_first")
         else:
             weight = tl.load(weight_row + at[None, :], mask=(at < in_features)[None, :], other=0.0)
-        acc = tl.dot(weight, x, acc, input_precision="ieee", max_num_imprecise_acc=128)
+        # The matrix units' sums of 8-bit products have few digits: in float32 from block to block, which costs nothing.
+        acc = tl.dot(weight, x, acc, input_precision="ieee", max_num_imprecise_acc=BLOCK_IN)
         if GATE:
             if EVEN:
                 weight = tl.load(up_row + at[None, :], eviction_policy="evict_first")
             else:
                 weight = tl.load(up_row + at[None, :], mask=(at < in_features)[None, :], other=0.0)
-            up = tl.dot(weight, x, up, input_precision="ieee", max_num_imprecise_acc=128)
+            up = tl.dot(weight, x, up, input_precision="ieee", max_num_imprecise_acc=BLOCK_IN)
     complete = True
     if SPLIT > 1:
         mine = partial_ptr + (tile * SPLIT + part) * PART + tl.arange(0, BLOCK_OUT)[:, None] * BLOCK_ROWS + row[None, :]
@@ -163,6 +164,8 @@ def choose_shape(
     ``itemsize``: bytes of a weight. What a program has on its way from memory must be as much whatever it is.
     """
     block_in = 256 // itemsize
+    if gated and itemsize == 1:
+        return Shape(block_out=128, block_in=128, split=1, stages=4, warps=8, prefetch=2)
     if gated:
         return Shape(block_out=64, block_in=block_in, split=1, stages=4, warps=4, prefetch=4)
     if width >= 16384:
@@ -176,6 +179,10 @@ def choose_shape(
 
     splits = (split for split in (1, 2, 4, 8) if split == 1 or in_features >= 4 * block_in * split)
     split = max(splits, key=balance)
+    if itemsize == 1 and programs > processors:
+        return Shape(block_out=128, block_in=128, split=1, stages=6, warps=8, prefetch=2)
+    if itemsize == 1 and programs > 0.7 * processors:
+        split = 1
     stages = 6 if programs * split <= processors else 3
     return Shape(block_out=64, block_in=block_in, split=split, stages=stages, warps=4, prefetch=2)
 

@@ -44,7 +44,7 @@ class EngineArgs:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
-    max_num_prefill_tokens_with_decodes: int = 0
+    max_num_prefill_tokens_with_decodes: int | None = None
     scheduling_policy: str = "fcfs"
     async_scheduling: bool | None = None
     enforce_eager: bool = False

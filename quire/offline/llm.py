@@ -30,6 +30,8 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = DEMO_MODEL, **engine_args: Any) -> None:
+        # Nobody waits for the next token of a batch.
+        engine_args.setdefault("max_num_prefill_tokens_with_decodes", 0)
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args))
         self._numbers = itertools.count()
 

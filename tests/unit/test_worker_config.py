@@ -1,10 +1,15 @@
 """The worker's flags."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests.doubles.tiny_model import save_tiny
+from worker import setup
 from worker.assembly import replays_graphs
 from worker.config import ConfigError, parse_args
+from worker.loader import open_checkpoint
 from worker.setup import resolve_kv_cache_dtype
 
 GOOD = ["--model", "/dev/null"]
@@ -13,10 +18,22 @@ GOOD = ["--model", "/dev/null"]
 def test_scheduling_is_first_come_first_served_without_bounds_unless_asked():
     config = parse_args(GOOD)
     assert config.scheduling_policy == "fcfs"
-    assert (config.long_prefill_token_threshold, config.max_num_prefill_tokens_with_decodes) == (0, 0)
+    assert (config.long_prefill_token_threshold, config.max_num_prefill_tokens_with_decodes) == (0, None)
     argv = [*GOOD, "--scheduling-policy", "priority", "--max-num-prefill-tokens-with-decodes", "256"]
     config = parse_args(argv)
     assert (config.scheduling_policy, config.max_num_prefill_tokens_with_decodes) == ("priority", 256)
+
+
+@pytest.mark.parametrize(("device", "given", "bound"), [("cpu", [], 0), ("cuda", [], 1024), ("cuda", ["0"], 0)])
+def test_prompts_beside_decodes_are_bounded_on_a_gpu(
+    device: str, given: list[str], bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "resolve_device", lambda name, ranks: torch.device(device))
+    monkeypatch.setattr(setup, "resolve_dtype", lambda name, device: torch.float32)
+    save_tiny(tmp_path)
+    flags = ["--max-num-prefill-tokens-with-decodes", *given] if given else []
+    found = setup.resolve(parse_args(["--model", str(tmp_path), *flags]), open_checkpoint(tmp_path))
+    assert found.max_num_prefill_tokens_with_decodes == bound
 
 
 @pytest.mark.parametrize(
