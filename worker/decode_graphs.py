@@ -28,7 +28,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 def prefix_graph_sizes(max_num_seqs: int) -> list[int]:
     """Numbers of sequences to capture graphs with shared prefixes for; none where so few sequences save too little."""
-    sizes = [16, 32, 64, 128, 256, 512]
+    sizes = [16, 32, 64, 128, 256]
     return [size for size in sizes if size < max_num_seqs] + [min(max_num_seqs, 512)] if max_num_seqs >= 16 else []
 
 

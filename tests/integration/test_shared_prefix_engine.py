@@ -9,7 +9,6 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-# ruff: noqa: E402
 
 from tests.doubles.tiny_model import save_tiny
 from worker.block_pool import BlockPool
@@ -36,7 +35,6 @@ PROMPTS = [
 ]
 FAMILIES = {
     "Llama": {},
-    "Qwen3": {"head_dim": 16},  # normed heads
     "Gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 40},  # every other layer has a window
 }
 
