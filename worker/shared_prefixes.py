@@ -20,7 +20,7 @@ MIN_MEMBERS = 4
 # How often a group is looked at for smaller ones with longer prefixes, say all that share a system prompt, then those
 # that share a document too.
 _LEVELS = 3
-# Keys of a part, below which more parts only mean more to merge.
+# Tiles of keys in a part, below which more parts only mean more to merge.
 _MIN_PART_TILES = 4
 
 
@@ -30,7 +30,7 @@ class PrefixGroup:
 
     Attributes:
         members: their places in the step, ascending.
-        keys: how many, a multiple of ``DECODE_TILE``; all were computed before this step.
+        keys: how many, a multiple of ``DECODE_TILE``, all before each member's newest token.
     """
 
     members: list[int]

@@ -1,5 +1,5 @@
-"""Whole generations over a shared prefix, in the kernels' interpreter: ids are the same whether it is read once or by
-each sequence, and whether steps are packed as captured ones are or not."""
+"""Whole generations over a shared prefix: ids are the same whether it is read once or by each sequence, and whether
+steps are captured or not. On a GPU when there is one, else in Triton's interpreter and without a capture."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ from worker.sequence import SamplingParams, Sequence, token_array
 from worker.shared_prefixes import PrefixGroup, PrefixGrouping
 from worker.step_plan import StepPlan
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE, ROWS, OUTPUT = 16, 8, 4
 PREFIX = [(7 * place) % 100 + 3 for place in range(130)]  # two tiles of keys and some
 # Two that have nothing to do with the others, and one that leaves its row to another before the rest ends.
@@ -42,6 +42,7 @@ FAMILIES = {
 class Uncaptured(DecodeGraphs):
     """Graphs whose replay computes the step operation by operation, and leaves the result where a captured one does."""
 
+    @torch.inference_mode()
     def capture(self, on_progress: Callable[[int, int], None]) -> None:
         for size, prefixes in self._kinds:
             self._send(StepPlan(0), size, [] if prefixes else None)
@@ -70,17 +71,17 @@ class Watched(PrefixGrouping):
 
 def generate(folder: Path, grouping: PrefixGrouping | None, graphs: bool) -> list[list[int]]:
     """The outputs of all prompts, which begin once the first one's prefix is cached."""
-    config = WorkerConfig(folder, device="cpu", dtype="float32")
+    config = WorkerConfig(folder, device=DEVICE.type, dtype="float32")
     checkpoint = open_checkpoint(folder)
-    model, _ = load_model(config, checkpoint, 256, torch.float32, CPU)
-    cache = KVCache(checkpoint.config, 100, BLOCK_SIZE, torch.float32, CPU)
-    inputs = GpuInputBuilder(ROWS, 16, BLOCK_SIZE, CPU, grouping)
+    model, _ = load_model(config, checkpoint, 256, torch.float32, DEVICE)
+    cache = KVCache(checkpoint.config, 100, BLOCK_SIZE, torch.float32, DEVICE)
+    inputs = GpuInputBuilder(ROWS, 16, BLOCK_SIZE, DEVICE, grouping)
     captured = None
     if graphs:
-        captured = Uncaptured(model, cache, inputs, [ROWS], [ROWS] if grouping else [])
-        with torch.inference_mode():
-            captured.capture(lambda *_: None)
-    runner = ModelRunner(model, cache, inputs, ROWS, checkpoint.config.vocab_size, CPU, captured)
+        kind = DecodeGraphs if DEVICE.type == "cuda" else Uncaptured
+        captured = kind(model, cache, inputs, [ROWS], [ROWS] if grouping else [])
+        captured.capture(lambda *_: None)
+    runner = ModelRunner(model, cache, inputs, ROWS, checkpoint.config.vocab_size, DEVICE, captured)
     engine = Engine(Scheduler(BlockPool(100), BLOCK_SIZE, ROWS, 512), runner)
     sequences = []
     for number, prompt in enumerate(PROMPTS):
@@ -95,7 +96,6 @@ def generate(folder: Path, grouping: PrefixGrouping | None, graphs: bool) -> lis
     return [seq.tokens.tolist()[seq.num_prompt_tokens :] for seq in sequences]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets the kernels on a CPU")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ids_do_not_depend_on_who_reads_a_prefix(family: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, family, **FAMILIES[family])
