@@ -12,12 +12,12 @@ import triton.language as tl
 from kernels.gpu.attention_layout import PREFIX_MEMBERS, GpuLayout
 from kernels.gpu.decode_attention import PrefixParts, capped_score
 from kernels.gpu.float8_cache import match_cache
-from kernels.gpu.launch import dependent_launch, wait_for_previous
+from kernels.gpu.launch import dependent_launch, shared_memory, wait_for_previous
 from kernels.gpu.rotary_kv import pairs, rotate_heads
 from kernels.rotary_kv import HeadNorms
 
-# Read at once and ahead, by the bytes of a query's number; the block tables are read ahead of the keys.
-_KEYS = {2: 64, 4: 32}
+# By the bytes of a query's number. Half of the stages are the block tables', which are read ahead of the keys.
+_KEYS = {2: (64, 32), 4: (32,)}  # that are read at once, where there is room
 _STAGES = {2: 4, 4: 2}
 
 
@@ -89,6 +89,12 @@ def _prefix_kernel(
         tl.store(stats_ptr + at_part * 2 + 1, total_weight, mask=there)
 
 
+def _keys_at_once(rows: int, block_d: int, itemsize: int, device: torch.device) -> int:
+    """Keys of a step of the loop: as many as fit, of two such tiles of keys and of values beside the queries."""
+    fitting = (keys for keys in _KEYS[itemsize] if (rows + 4 * keys) * block_d * itemsize < shared_memory(device))
+    return next(fitting, 16)
+
+
 def shared_prefix_attention(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -123,7 +129,8 @@ def shared_prefix_attention(
         layout.block_tables, layout.block_tables.stride(0), layout.rows, members, parts, parts.shape[1],
         scale, softcap or 0.0,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[-1], BLOCK_D=block_d,
-        BLOCK_SIZE=block_size, MEMBERS=PREFIX_MEMBERS, ROWS=rows, KEYS=_KEYS[qkv.itemsize], SOFTCAP=softcap is not None,
+        BLOCK_SIZE=block_size, MEMBERS=PREFIX_MEMBERS, ROWS=rows,
+        KEYS=_keys_at_once(rows, block_d, qkv.itemsize, qkv.device), SOFTCAP=softcap is not None,
         NORM=norms is not None, OFFSET=norms is not None and norms.offset != 0, STAGES=_STAGES[qkv.itemsize],
         DEPENDENT=dependent, num_warps=4 if rows * block_d <= 8192 else 8, launch_pdl=dependent,
     )  # fmt: skip
