@@ -79,7 +79,8 @@ bench-cpu: $(READY)
 # Without GPU_PYTHON, .venv; with it, whatever has torch for CUDA, Triton, transformers and pytest.
 GPU_PYTHON ?=
 GPU_RUN = $(or $(GPU_PYTHON),$(BIN)/python)
-GPU_TESTS = tests/unit/test_gpu_kernels.py tests/unit/test_gpu_input.py tests/integration/test_model_families.py tests/integration/test_sampling_rules.py
+GPU_TESTS = tests/unit/test_gpu_kernels.py tests/unit/test_shared_prefixes.py tests/unit/test_gpu_input.py tests/integration/test_shared_prefix_engine.py \
+  tests/integration/test_model_families.py tests/integration/test_sampling_rules.py
 
 gpu-test: $(if $(GPU_PYTHON),,$(READY))
 	@$(GPU_RUN) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \

@@ -210,7 +210,7 @@ def attention_table(bandwidth: float, dtype: torch.dtype) -> None:
         out = qkv.new_empty(count, 32, 128)
 
         def call(cache: torch.Tensor, given: tuple = (qkv, cos, sin), at: GpuLayout = layout, to=out) -> None:
-            decode_attention(*given, *cache, at, 128**-0.5, None, None, None, to)
+            decode_attention(*given, *cache, at, 128**-0.5, None, None, None, None, to)
 
         call(caches[0])
         keys, values = (cache.flatten(0, 1) for cache in caches[0].float())

@@ -41,6 +41,7 @@ def rotary_attention(
         return paged_attention(query, key_cache, value_cache, batch, scale, window, softcap)
     from kernels.gpu.decode_attention import decode_attention
     from kernels.gpu.prefill_attention import prefill_attention
+    from kernels.gpu.shared_prefix_attention import shared_prefix_attention
 
     count, prefills = batch.num_decodes, batch.prefill_tiles.shape[1] > 0
     kv_heads, head_dim = key_cache.shape[2:]
@@ -49,7 +50,11 @@ def rotary_attention(
         slots = batch.slot_mapping[count:]
         query = rotary_kv(qkv[count:], cos[count:], sin[count:], key_cache, value_cache, slots, norms)
     if count:
-        decode_attention(qkv, cos, sin, key_cache, value_cache, batch, scale, window, softcap, norms, out)
+        given = qkv, cos, sin, key_cache, value_cache, batch, scale
+        shared = None
+        if batch.prefixes is not None and window is None:
+            shared = shared_prefix_attention(*given, softcap, norms)
+        decode_attention(*given, window, softcap, norms, shared, out)
     if prefills:
         prefill_attention(query, key_cache, value_cache, batch, scale, window, softcap, out[count:])
     return out

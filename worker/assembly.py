@@ -12,6 +12,7 @@ from worker.models import CausalLM
 from worker.progress import Progress
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.setup import Setup
+from worker.shared_prefixes import PrefixGrouping
 from worker.step_input import HostInputBuilder, InputBuilder
 
 if TYPE_CHECKING:
@@ -24,9 +25,18 @@ def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBu
         from worker.gpu_input import GpuInputBuilder  # needs Triton, which a CPU does without
 
         max_blocks = -(-setup.max_model_len // cache.block_size)
-        return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device)
+        grouping = prefix_grouping(cache, device) if setup.config.shared_prefix_attention else None
+        return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device, grouping)
     tile = key_tile(setup.dtype, device, cache.block_size)
     return HostInputBuilder(setup.max_num_seqs, cache.block_size, tile, device)
+
+
+def prefix_grouping(cache: KVCache, device: torch.device) -> PrefixGrouping:
+    """What finds sequences that share prefixes, whose keys are cut into as many parts as the GPU computes at once."""
+    from kernels.gpu.decode_attention import num_shares
+
+    keys, _ = cache.layer(0)
+    return PrefixGrouping(cache.block_size, num_shares(keys.shape[2], device))
 
 
 def replays_graphs(config: WorkerConfig, device: torch.device) -> bool:
@@ -36,11 +46,12 @@ def replays_graphs(config: WorkerConfig, device: torch.device) -> bool:
 
 
 def capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_num_seqs: int) -> "DecodeGraphs":
-    from worker.decode_graphs import DecodeGraphs, graph_sizes
+    from worker.decode_graphs import DecodeGraphs, graph_sizes, prefix_graph_sizes
     from worker.gpu_input import GpuInputBuilder
 
     assert isinstance(inputs, GpuInputBuilder)
-    graphs = DecodeGraphs(model, cache, inputs, graph_sizes(max_num_seqs))
+    prefix_sizes = prefix_graph_sizes(max_num_seqs) if inputs.grouping is not None else []
+    graphs = DecodeGraphs(model, cache, inputs, graph_sizes(max_num_seqs), prefix_sizes)
     progress = Progress("capturing CUDA graphs", "graphs")
     graphs.capture(progress.update)
     progress.close()

@@ -42,6 +42,7 @@ class WorkerConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     kv_cache_dtype: str = "auto"
+    shared_prefix_attention: bool = True
     seed: int = 0
     async_scheduling: bool | None = None
     enforce_eager: bool = False
@@ -229,6 +230,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         "--kv-cache-dtype", default="auto", metavar="DTYPE",
         help="auto: the model's dtype; fp8 or fp8_e4m3: 8-bit floats without scales, half the size, with less accuracy "
         "(default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--shared-prefix-attention", action=argparse.BooleanOptionalAction, default=True,
+        help="on a GPU, read cached blocks that many decoding sequences share once for all of them (default on)",
     )  # fmt: skip
 
 

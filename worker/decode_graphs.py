@@ -2,7 +2,8 @@
 hundreds.
 
 A graph is captured for each of a few numbers of sequences; a step takes the smallest that holds it, and leaves the rest
-of its places unused.
+of its places unused. Steps with groups of sequences that share a prefix have graphs of their own, for fewer numbers:
+that others pass by unused places costs them less than they save.
 """
 
 import bisect
@@ -10,9 +11,10 @@ from collections.abc import Callable
 
 import torch
 
-from worker.gpu_input import GpuInputBuilder, decode_size, send
+from worker.gpu_input import GpuInputBuilder, send
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
+from worker.shared_prefixes import PrefixGroup
 from worker.step_input import StepInput
 from worker.step_plan import StepPlan
 
@@ -24,34 +26,50 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [*kept, min(max_num_seqs, 512)]
 
 
+def prefix_graph_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of sequences to capture graphs with shared prefixes for; none where so few sequences save too little."""
+    sizes = [16, 32, 64, 128, 256]
+    return [size for size in sizes if size < max_num_seqs] + [min(max_num_seqs, 512)] if max_num_seqs >= 16 else []
+
+
 class DecodeGraphs:
     """The captured graphs of one model.
 
     Args:
         model, cache, inputs: what the steps are computed with; the graphs keep their addresses.
         sizes: numbers of sequences, ascending.
+        prefix_sizes: those of graphs with shared prefixes, ascending; none: such steps are computed like others.
     """
 
-    def __init__(self, model: CausalLM, cache: KVCache, inputs: GpuInputBuilder, sizes: list[int]) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        inputs: GpuInputBuilder,
+        sizes: list[int],
+        prefix_sizes: list[int],
+    ) -> None:
         self._model, self._cache, self._inputs = model, cache, inputs
-        self._sizes = sizes
-        self._packed = torch.empty(decode_size(sizes[-1]), dtype=torch.int32, device=inputs.device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, StepInput, torch.Tensor]] = {}
+        self._sizes, self._prefix_sizes = sizes, prefix_sizes
+        # By size and whether prefixes are shared; the largest first, so that the smaller ones reuse its memory.
+        self._kinds = [(size, True) for size in reversed(prefix_sizes)] + [(size, False) for size in reversed(sizes)]
+        longest = max(inputs.decode_size(*kind) for kind in self._kinds)
+        self._packed = torch.empty(longest, dtype=torch.int32, device=inputs.device)
+        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, StepInput, torch.Tensor]] = {}
 
     @torch.inference_mode()
     def capture(self, on_progress: Callable[[int, int], None]) -> None:
-        """Captures all graphs, the largest first, so that the smaller ones reuse its memory."""
+        """Captures all graphs."""
         pool = None
-        for done, size in enumerate(reversed(self._sizes)):
-            unused = StepPlan(0)
-            send(self._inputs.decode_columns(unused, size), self._packed[: decode_size(size)])
-            self._compute(size)  # compiles and loads the kernels, which a capture must not
+        for done, (size, prefixes) in enumerate(self._kinds):
+            self._send(StepPlan(0), size, [] if prefixes else None)
+            self._compute(size, prefixes)  # compiles and loads the kernels, which a capture must not
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                step, logits = self._compute(size)
+                step, logits = self._compute(size, prefixes)
             pool = graph.pool()
-            self._graphs[size] = (graph, step, logits)
-            on_progress(done + 1, len(self._sizes))
+            self._graphs[size, prefixes] = (graph, step, logits)
+            on_progress(done + 1, len(self._kinds))
 
     def replay(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Starts the step.
@@ -63,16 +81,24 @@ class DecodeGraphs:
         count = len(plan.rows)
         if count > self._sizes[-1] or len(plan.token_ids) != count or plan.prompt_logprobs:
             return None
-        size = self._sizes[bisect.bisect_left(self._sizes, count)]
-        send(self._inputs.decode_columns(plan, size), self._packed[: decode_size(size)])
-        graph, step, logits = self._graphs[size]
+        groups = self._inputs.find_groups(plan)
+        prefixes = bool(groups and self._prefix_sizes)
+        sizes = self._prefix_sizes if prefixes else self._sizes
+        size = sizes[bisect.bisect_left(sizes, count)]
+        self._send(plan, size, groups if prefixes else None)
+        graph, step, logits = self._graphs[size, prefixes]
         graph.replay()
         if len(plan.samples) == count:
             return logits[:count], step.sample_rows[:count]
         wanted = torch.tensor(plan.samples, device=logits.device)
         return logits[wanted], step.sample_rows[wanted]
 
-    def _compute(self, size: int) -> tuple[StepInput, torch.Tensor]:
-        step = self._inputs.decode_input(self._packed[: decode_size(size)], size)
+    def _send(self, plan: StepPlan, size: int, groups: list[PrefixGroup] | None) -> None:
+        packed = self._inputs.decode_columns(plan, size, groups)
+        send(packed, self._packed[: len(packed)])
+
+    def _compute(self, size: int, prefixes: bool) -> tuple[StepInput, torch.Tensor]:
+        packed = self._packed[: self._inputs.decode_size(size, prefixes)]
+        step = self._inputs.decode_input(packed, size, prefixes)
         hidden = self._model(step.token_ids, step.positions, self._cache, step.attention)
         return step, self._model.logits(hidden)

@@ -7,10 +7,11 @@ one. So no admitted load can run out of memory later.
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
-from worker.decode_graphs import DecodeGraphs, graph_sizes
+from worker.decode_graphs import DecodeGraphs, graph_sizes, prefix_graph_sizes
 from worker.gpu_input import GpuInputBuilder
 from worker.kv_cache import KVCache
 from worker.model_runner import ModelRunner
@@ -118,8 +119,9 @@ def profile_memory(
 def _graphs_memory(
     model: CausalLM, cache: KVCache, inputs: GpuInputBuilder, max_num_seqs: int, device: torch.device
 ) -> int:
-    """Bytes of all graphs, from two of them: the largest, whose memory all share, and what one more adds."""
+    """Bytes of all graphs, from some of them: the largest, whose memory all share, and what one more adds."""
     sizes = graph_sizes(max_num_seqs)
+    prefix_sizes = prefix_graph_sizes(max_num_seqs) if inputs.grouping is not None else []
     free: list[int] = []
 
     def measure(*_: int) -> None:
@@ -128,11 +130,11 @@ def _graphs_memory(
 
     _give_back()
     measure()
-    captured = DecodeGraphs(model, cache, inputs, sizes[-2:])
+    captured = DecodeGraphs(model, cache, inputs, sizes[-2:], prefix_sizes[-1:])
     captured.capture(measure)
     first = free[0] - free[1]
-    each = max(0, free[1] - free[2]) if len(free) > 2 else 0
-    return max(0, first) + each * (len(sizes) - 1)
+    each = max(0, *(before - after for before, after in pairwise(free[1:]))) if len(free) > 2 else 0
+    return max(0, first) + each * (len(sizes) + len(prefix_sizes) - 1)
 
 
 def _give_back() -> None:

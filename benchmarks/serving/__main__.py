@@ -136,6 +136,7 @@ def parse_args() -> argparse.Namespace:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     for name in ("device", "dtype", "quantization", "kv-cache-dtype", "kv-cache-memory-bytes", "load-format"):
         parser.add_argument(f"--{name}", type=int if name.endswith("bytes") else str)
+    parser.add_argument("--shared-prefix-attention", action=argparse.BooleanOptionalAction)
     args = parser.parse_args()
     if (args.grpc is None) != (args.http is None):
         parser.error("--grpc and --http name two servers of one stack; give both or neither")
@@ -146,9 +147,16 @@ def parse_args() -> argparse.Namespace:
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The settings of worker and engine alike."""
     names = [*LIMITS, "device", "dtype", "quantization", "kv_cache_dtype", "kv_cache_memory_bytes", "load_format"]
+    names.append("shared_prefix_attention")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     longest = max(args.input_len, args.prefix_len + args.own_len if "P" in args.only else 0, *CHECKED)
     return {"max_model_len": longest + max(args.output_len, 1) + 1, **given}
+
+
+def as_flag(name: str, value: int | str | bool) -> list[str]:
+    """A setting of the engine as a server takes it."""
+    flag = name.replace("_", "-")
+    return [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
 
 
 def main() -> None:
@@ -171,7 +179,7 @@ def main() -> None:
                     measurement.shared_prefix()
         addresses = (args.grpc, args.http)
         if not args.grpc and set(args.through) != {ALONE}:
-            flags = [part for name, value in arguments.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+            flags = [part for name, value in arguments.items() for part in as_flag(name, value)]
             servers = stack.enter_context(Servers(model, flags))
             addresses = (servers.grpc, servers.http)
         fronts = {

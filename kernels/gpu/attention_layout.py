@@ -7,6 +7,30 @@ import torch
 # Keys that a decode program reads at once, and queries of a prefill program.
 DECODE_TILE = 64
 PREFILL_TILE = 128
+# Decoding sequences of a group that a program of shared-prefix attention computes together.
+PREFIX_MEMBERS = 16
+
+
+@dataclass(frozen=True)
+class PrefixLayout:
+    """Which decoding sequences of a step begin with the same blocks, and how those blocks' keys are dealt out.
+
+    A *part* is what one program computes: some of a group's shared keys, for up to ``PREFIX_MEMBERS`` of its members,
+    which are a *tile* of them.
+
+    Attributes:
+        sequences: [3, decodes] int32. Of each sequence: keys at its beginning that its group reads, a multiple of
+            ``DECODE_TILE`` below its context, 0 without a group; in how many parts they are read; the number of the
+            first one times ``PREFIX_MEMBERS``, plus the sequence's place in its tile.
+        members: [tiles, PREFIX_MEMBERS] int32: each tile's sequences, the first of them real; negative: nobody.
+        parts: [3, parts] int32: each part's tile, first key, and the key after its last; 0 keys where it is not in use.
+        own_tiles: [decodes + 1] int32: ``GpuLayout.decode_tiles`` without the tiles of shared keys.
+    """
+
+    sequences: torch.Tensor
+    members: torch.Tensor
+    parts: torch.Tensor
+    own_tiles: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -23,6 +47,7 @@ class GpuLayout:
         query_starts: [sequences + 1] int32: where each sequence's queries begin in the step.
         prefill_tiles: [2, tiles] int32: of each tile of ``PREFILL_TILE`` queries, the sequence and the first query's
             place in the sequence's chunk. Sequences with one query token have none.
+        prefixes: of decoding sequences; None where each reads its keys itself.
     """
 
     slot_mapping: torch.Tensor
@@ -33,3 +58,4 @@ class GpuLayout:
     num_decodes: int
     query_starts: torch.Tensor
     prefill_tiles: torch.Tensor
+    prefixes: PrefixLayout | None = None

@@ -6,13 +6,16 @@ programs as the GPU holds at once (as in stream-K: Osama et al., 2023). A progra
 sequence leaves a partial result; of a sequence's programs the one that ends last merges those. Query heads that share a
 key-value head are computed together. The newest token's key and value are taken from the projection, and written to
 the cache by the program that has the sequence's last tile.
+
+Keys at the beginning of a sequence that its group has read (see ``kernels.gpu.shared_prefix_attention``) have no tiles
+here: the program that has the last one begins with what the group left, too.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.attention_layout import DECODE_TILE, GpuLayout
+from kernels.gpu.attention_layout import DECODE_TILE, PREFIX_MEMBERS, GpuLayout
 from kernels.gpu.float8_cache import match_cache, split_pairs
 from kernels.gpu.launch import dependent_launch, num_multiprocessors, prefetch
 from kernels.gpu.rotary_kv import pairs, rotate_heads
@@ -24,6 +27,7 @@ _STAGES = {1: 5, 2: 5, 4: 3}
 _KEYS = {1: 128, 2: 64, 4: 64}  # that are read at once
 _MAX_SHARES = 128
 _MOST_COUNTERS = 1 << 16
+PrefixParts = tuple[torch.Tensor, torch.Tensor]
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
@@ -50,12 +54,40 @@ def _places(table, token, last, strides, kv_head, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _capped(score, factor, softcap, SOFTCAP: tl.constexpr):
+def capped_score(score, factor, softcap, SOFTCAP: tl.constexpr):
     """Products as scores to the base 2."""
     score = score * factor
     if SOFTCAP:
         score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
     return score * _LOG2_E
+
+
+@triton.jit
+def _add_parts(
+    acc, total_weight, largest, partial_ptr, stats_ptr, place, there, head, real,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Adds partial results to a running softmax.
+
+    Args:
+        acc, total_weight, largest: of the softmax: [heads, BLOCK_D], [heads] and [heads].
+        place: [n], where the parts are; ``there``: [n], which of them there are.
+        head: [heads]; ``real``: [heads], which of them there are.
+    """
+    column = tl.arange(0, BLOCK_D)
+    there = there[:, None] & real[None, :]
+    at = place[:, None] * HEADS + head[None, :]
+    read = there[:, :, None] & (column < HEAD_DIM)[None, None, :]
+    from_ = partial_ptr + at.to(tl.int64)[:, :, None] * HEAD_DIM + column[None, None, :]
+    part = tl.load(from_, mask=read, other=0.0, cache_modifier=".cg")
+    part_largest = tl.load(stats_ptr + at * 2, mask=there, other=-1e30, cache_modifier=".cg")
+    weight = tl.load(stats_ptr + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+    new_largest = tl.maximum(largest, tl.max(part_largest, axis=0))
+    shrink = tl.exp2(largest - new_largest)
+    factor = tl.exp2(part_largest - new_largest[None, :])
+    total_weight = total_weight * shrink + tl.sum(weight * factor, axis=0)
+    acc = acc * shrink[:, None] + tl.sum(part * factor[:, :, None], axis=0)
+    return acc, total_weight, new_largest
 
 
 @triton.jit
@@ -74,20 +106,11 @@ def _merge(
     acc = tl.zeros([GROUP_PAD, BLOCK_D], tl.float32)
     for begin in range(first, last + 1, AT_ONCE):
         share = begin + tl.arange(0, AT_ONCE)
-        there = (share <= last)[:, None] & (member < GROUP)[None, :]
-        # In its first share a sequence has the second place.
-        at = (share * 2 + tl.where(share == first, 1, 0))[:, None] * HEADS + head[None, :]
-        read = there[:, :, None] & (column < HEAD_DIM)[None, None, :]
-        from_ = partial_ptr + at.to(tl.int64)[:, :, None] * HEAD_DIM + column[None, None, :]
-        part = tl.load(from_, mask=read, other=0.0, cache_modifier=".cg")
-        part_largest = tl.load(stats_ptr + at * 2, mask=there, other=-1e30, cache_modifier=".cg")
-        weight = tl.load(stats_ptr + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        new_largest = tl.maximum(largest, tl.max(part_largest, axis=0))
-        shrink = tl.exp2(largest - new_largest)
-        factor = tl.exp2(part_largest - new_largest[None, :])
-        total_weight = total_weight * shrink + tl.sum(weight * factor, axis=0)
-        acc = acc * shrink[:, None] + tl.sum(part * factor[:, :, None], axis=0)
-        largest = new_largest
+        place = share * 2 + tl.where(share == first, 1, 0)  # in its first share a sequence has the second place
+        acc, total_weight, largest = _add_parts(
+            acc, total_weight, largest, partial_ptr, stats_ptr, place, share <= last, head, member < GROUP,
+            HEADS, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
     out = acc / tl.maximum(total_weight, 1e-30)[:, None]
     to = out_ptr + (seq * HEADS + head[:, None]) * HEAD_DIM + column[None, :]
     tl.store(to, out.to(out_ptr.dtype.element_ty), mask=(member < GROUP)[:, None] & (column < HEAD_DIM)[None, :])
@@ -99,11 +122,12 @@ def _decode_kernel(
     key_ptr, value_ptr, new_key_ptr, new_value_ptr, block_stride, token_stride, head_stride,
     out_ptr, partial_ptr, stats_ptr, arrived_ptr,
     table_ptr, table_stride, rows_ptr, context_ptr, tiles_ptr, num_decodes, scale, softcap,
+    prefix_ptr, prefix_partial_ptr, prefix_stats_ptr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     FLOAT8: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr,
-    GROUP_MERGE: tl.constexpr, AT_ONCE: tl.constexpr, COMPILED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    GROUP_MERGE: tl.constexpr, AT_ONCE: tl.constexpr, PREFIXES: tl.constexpr, PREFIX_MEMBERS: tl.constexpr,
+    PREFIXES_AT_ONCE: tl.constexpr, COMPILED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     # With FLOAT8, ``key_ptr`` and ``value_ptr`` are to pairs of neighbours; HEAD_DIM and strides count elements.
     GROUP_PAD: tl.constexpr = 16
@@ -133,6 +157,8 @@ def _decode_kernel(
             if WINDOW > 0:
                 index = tl.maximum(index, (context - WINDOW) // TILE)
             token = index * TILE + tl.arange(0, TILE)
+            if PREFIXES:
+                token += tl.load(prefix_ptr + seq)
             at = _places(table, token, context - 1, strides, kv_head, BLOCK_SIZE)
             sizes = tl.full([TILE], HEAD_DIM * new_key_ptr.dtype.element_ty.primitive_bitwidth // 8, tl.int32)
             prefetch(key_ptr + at, sizes)
@@ -181,9 +207,19 @@ def _decode_kernel(
             tl.store(new_key_ptr + to + column[None, :], new_key, mask=stored)
             tl.store(new_value_ptr + to + column[None, :], new_value, mask=stored)
             new_score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), axis=1)
-            largest = tl.where(owns, _capped(new_score, scale, softcap, SOFTCAP), -1e30)
+            largest = tl.where(owns, capped_score(new_score, scale, softcap, SOFTCAP), -1e30)
             total_weight = tl.where(owns, 1.0, 0.0) + tl.zeros([GROUP_PAD], tl.float32)
             acc = tl.where(owns, new_value.to(tl.float32), 0.0) + tl.zeros([GROUP_PAD, BLOCK_D], tl.float32)
+            if PREFIXES:
+                num_parts = tl.where(owns, tl.load(prefix_ptr + num_decodes + seq), 0)
+                first_place = tl.load(prefix_ptr + 2 * num_decodes + seq)
+                for begin in range(0, num_parts, PREFIXES_AT_ONCE):
+                    part = begin + tl.arange(0, PREFIXES_AT_ONCE)
+                    acc, total_weight, largest = _add_parts(
+                        acc, total_weight, largest, prefix_partial_ptr, prefix_stats_ptr,
+                        first_place + part * PREFIX_MEMBERS, part < num_parts, head, member < GROUP,
+                        HEADS, HEAD_DIM, BLOCK_D,
+                    )  # fmt: skip
 
             factor = tl.full([GROUP_PAD], 1.0, tl.float32)
             query_odd, acc_odd = query, acc
@@ -193,7 +229,12 @@ def _decode_kernel(
                 acc, acc_odd = tl.split(tl.reshape(acc, [GROUP_PAD, BLOCK_D // 2, 2]))
             factor *= scale
             first = (tile - seq_start) * TILE
-            end = tl.minimum((segment_end - seq_start) * TILE, context - 1)
+            end = (segment_end - seq_start) * TILE
+            if PREFIXES:
+                shared = tl.load(prefix_ptr + seq)
+                first += shared
+                end += shared
+            end = tl.minimum(end, context - 1)
             if WINDOW > 0:
                 first = tl.maximum(first, (context - WINDOW) // TILE * TILE)
             for start in tl.range(first, end, KEYS, num_stages=STAGES):
@@ -208,7 +249,7 @@ def _decode_kernel(
                     score = tl.dot(query_odd, tl.trans(odd), score, input_precision="ieee")
                 else:
                     score = tl.dot(query, tl.trans(key), input_precision="ieee")
-                score = _capped(score, factor[:, None], softcap, SOFTCAP)
+                score = capped_score(score, factor[:, None], softcap, SOFTCAP)
                 if WINDOW > 0:
                     visible = visible & (token >= context - WINDOW)
                 score = tl.where(visible[None, :], score, -1e30)
@@ -279,11 +320,13 @@ def decode_attention(
     window: int | None,
     softcap: float | None,
     norms: HeadNorms | None,
+    prefixes: PrefixParts | None,
     out: torch.Tensor,
 ) -> None:
     """Fills ``out[:layout.num_decodes]``, [tokens, heads, head_dim], and the decoding tokens' slots.
 
-    No sequence may see a token that another one computes in this step. Other arguments as in
+    No sequence may see a token that another one computes in this step. ``prefixes`` is what groups left of the keys of
+    ``layout.prefixes``, which layers with a window cannot use; with None, all keys are read here. Other arguments as in
     ``kernels.rotary_attention``, for which ``qkv``, ``cos`` and ``sin`` begin with the decoding tokens.
     """
     block_size, kv_heads, head_dim = key_cache.shape[1:]
@@ -297,19 +340,24 @@ def decode_attention(
     block_d = max(triton.next_power_of_2(head_dim), 16)
     keys, values = (cache.view(torch.int16) if float8 else cache for cache in (key_cache, value_cache))
     group_merge = triton.next_power_of_2(heads // kv_heads)
+    shared = layout.prefixes if prefixes is not None else None
+    tiles = layout.decode_tiles if shared is None else shared.own_tiles
     assert layout.num_decodes * kv_heads <= _MOST_COUNTERS
     _decode_kernel[(kv_heads, shares)](
         qkv, cos, sin, layout.slot_mapping, norms.query if norms else qkv, norms.key if norms else qkv,
         norms.eps if norms else 0.0, norms.offset if norms else 0.0,
         keys, values, key_cache, value_cache, *key_cache.stride()[:3],
         out, partial, stats, _arrived(qkv.device),
-        layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, layout.decode_tiles,
+        layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, tiles,
         layout.num_decodes, scale, softcap or 0.0,
+        tiles if shared is None else shared.sequences, *(prefixes or (partial, stats)),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[-1], BLOCK_D=block_d,
         BLOCK_SIZE=block_size, TILE=DECODE_TILE, KEYS=_KEYS[itemsize], WINDOW=window or 0, SOFTCAP=softcap is not None,
         FLOAT8=float8, NORM=norms is not None, OFFSET=norms is not None and norms.offset != 0,
         STEPS=11,  # enough for 1,024 sequences
         STAGES=_STAGES[itemsize], GROUP_MERGE=group_merge,
-        AT_ONCE=max(8192 // (group_merge * block_d), 1), COMPILED=qkv.is_cuda, DEPENDENT=dependent,
+        AT_ONCE=max(8192 // (group_merge * block_d), 1),
+        PREFIXES=shared is not None, PREFIX_MEMBERS=PREFIX_MEMBERS, PREFIXES_AT_ONCE=max(8192 // (16 * block_d), 1),
+        COMPILED=qkv.is_cuda, DEPENDENT=dependent,
         num_warps=4, launch_pdl=dependent,
     )  # fmt: skip

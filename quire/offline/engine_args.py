@@ -14,7 +14,7 @@ from worker.config import WorkerConfig
 
 # Not the worker's: which files are read.
 _FILES = ("model", "tokenizer", "chat_template")
-_SWITCHES = ("enable_prefix_caching", "enforce_eager", "async_scheduling")
+_SWITCHES = ("enable_prefix_caching", "shared_prefix_attention", "enforce_eager", "async_scheduling")
 
 
 @dataclass(kw_only=True)
@@ -52,6 +52,7 @@ class EngineArgs:
     block_size: int = 16
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.92
+    shared_prefix_attention: bool = True
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
 

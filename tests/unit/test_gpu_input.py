@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE
 from worker.block_pool import BlockPool
-from worker.decode_graphs import graph_sizes
+from worker.decode_graphs import graph_sizes, prefix_graph_sizes
 from worker.gpu_input import GpuInputBuilder, decode_size, send
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
@@ -104,3 +104,6 @@ def test_graph_sizes_hold_every_batch_that_graphs_are_for(max_num_seqs: int) -> 
     sizes = graph_sizes(max_num_seqs)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == min(max_num_seqs, 512)
+    shared = prefix_graph_sizes(max_num_seqs)
+    assert shared == sorted(set(shared))
+    assert shared[-1:] == sizes[-1:] if max_num_seqs >= 16 else not shared

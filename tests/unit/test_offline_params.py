@@ -181,6 +181,7 @@ def test_engine_args_become_the_workers_settings():
         "gpu_memory_utilization": 0.5,
         "kv_cache_memory_bytes": 1 << 20,
         "kv_cache_dtype": "fp8",
+        "shared_prefix_attention": False,
         "async_scheduling": False,
         "enforce_eager": True,
         "seed": 5,
