@@ -1,4 +1,4 @@
-"""The gateway's settings: flags with vLLM's names, parsed once into a frozen value. Knows only the standard library."""
+"""The gateway's settings: flags with vLLM's names, parsed once into a frozen value. Imports no gRPC."""
 
 import argparse
 import math
@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from gateway.access.key_file import ApiKey, KeyFileError, digest_of, read_keys
 from gateway.request_limits import RequestLimits, add_limit_arguments
+from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
 
 PROG = "quire gateway"
 TOOL_CALL_PARSERS = ("hermes", "json", "llama3_json", "mistral")
@@ -38,11 +39,17 @@ class GatewayConfig:
     reasoning_parser: str | None = None
     # Of --api-key, QUIRE_API_KEY and --api-keys-file together; with none, nobody needs one.
     api_keys: tuple[ApiKey, ...] = ()
+    tls: ServerTls | None = None
+    router_tls: ClientTls | None = None
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "GatewayConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
         made: dict[str, Any] = {"api_keys": _api_keys(args), "limits": RequestLimits.from_args(args)}
+        try:
+            made |= {"tls": ServerTls.from_args(args), "router_tls": ClientTls.from_args(args, "router")}
+        except TlsError as error:
+            raise ConfigError(str(error)) from error
         values = made | {name: getattr(args, name) for name in cls.__dataclass_fields__ if name not in made}
         values["allowed_origins"] = tuple(values["allowed_origins"])
         config = cls(**values)
@@ -137,6 +144,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-level", default=default.log_level, choices=("debug", "info", "warning", "error"),
         help="least severe messages that are logged (default %(default)s)",
     )  # fmt: skip
+    add_server_arguments(parser, names=False)
+    add_client_arguments(parser, "router")
 
 
 def parse_args(argv: list[str] | None = None) -> GatewayConfig:

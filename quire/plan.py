@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from protos.tls import ClientTls
 from quire.config import ServeConfig
 from quire.models import served_name
 from quire.placement import place_workers, usable_cores, visible_gpus
@@ -39,6 +40,13 @@ class Plan:
     gateway: ProcessPlan
     # Whether clients must show a key.
     keys_needed: bool = False
+    # What the launcher shows and trusts when it asks the router; None: there is no TLS, nor in HTTP.
+    router_tls: ClientTls | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the gateway is, as clients on this machine say it."""
+        return f"{'http' if self.router_tls is None else 'https'}://{self.gateway.address}"
 
 
 def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> Plan:
@@ -91,7 +99,7 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
         address=join(local_host(config.host), port),
         environment=environment,
     )
-    return Plan(names, workers, router, gateway, config.keys_needed)
+    return Plan(names, workers, router, gateway, config.keys_needed, config.router_tls)
 
 
 def _listen(model: Path, host: str, port: int) -> tuple[str, ...]:

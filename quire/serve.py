@@ -69,8 +69,10 @@ async def _run(plan: Plan, stack: Stack, limit_s: float) -> None:
     started = time.monotonic()
     workers = plan.workers
     await stack.start(workers, [until_grpc_serves(worker.address, "quire.v1.Worker") for worker in workers], limit_s)
-    await stack.start([plan.router], [until_grpc_serves(plan.router.address, "quire.v1.Inference")], limit_s)
-    await stack.start([plan.gateway], [until_http_serves(f"http://{plan.gateway.address}/health")], limit_s)
+    await stack.start(
+        [plan.router], [until_grpc_serves(plan.router.address, "quire.v1.Inference", plan.router_tls)], limit_s
+    )
+    await stack.start([plan.gateway], [until_http_serves(f"{plan.url}/health", plan.router_tls)], limit_s)
     sys.stdout.write(ready_message(plan, time.monotonic() - started))
     sys.stdout.flush()
     await stack.until_one_ends()
@@ -96,8 +98,8 @@ def ready_message(plan: Plan, seconds: float) -> str:
     body = {"model": plan.model_names[0], "messages": [question], "temperature": 0}
     key = '-H "Authorization: Bearer $QUIRE_API_KEY" ' if plan.keys_needed else ""
     return (
-        f"\nQuire is ready after {seconds:.1f} s: OpenAI API http://{plan.gateway.address}/v1, "
+        f"\nQuire is ready after {seconds:.1f} s: OpenAI API {plan.url}/v1, "
         f"gRPC {plan.router.address}, model {plan.model_names[0]}\n"
-        f"  curl http://{plan.gateway.address}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"  curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json' "
         f"{key}-d {shlex.quote(json.dumps(body))}\n\n"
     )

@@ -1,10 +1,12 @@
-"""The router's settings: flags with vLLM's names, parsed once into a frozen value. Knows only the standard library."""
+"""The router's settings: flags with vLLM's names, parsed once into a frozen value. Imports no gRPC."""
 
 import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
 
 PROG = "quire router"
 DNS_SCHEME = "dns:///"
@@ -40,11 +42,20 @@ class RouterConfig:
     max_attempts: int = 3
     shutdown_timeout: float = 30.0
     log_level: str = "info"
+    tls: ServerTls | None = None
+    worker_tls: ClientTls | None = None
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "RouterConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
-        values = {name: getattr(args, name) for name in cls.__dataclass_fields__}
+        try:
+            made: dict[str, Any] = {
+                "tls": ServerTls.from_args(args),
+                "worker_tls": ClientTls.from_args(args, "worker"),
+            }
+        except TlsError as error:
+            raise ConfigError(str(error)) from error
+        values = made | {name: getattr(args, name) for name in cls.__dataclass_fields__ if name not in made}
         urls = [url for given in args.worker_urls for url in given.split(",") if url]
         values["worker_urls"] = tuple(dict.fromkeys(urls))
         values["served_model_name"] = tuple(dict.fromkeys(args.served_model_name or ()))
@@ -182,6 +193,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-level", default=default.log_level, choices=("debug", "info", "warning", "error"),
         help="least severe messages that are logged (default %(default)s)",
     )  # fmt: skip
+    add_server_arguments(parser)
+    add_client_arguments(parser, "worker")
 
 
 def parse_args(argv: list[str] | None = None) -> RouterConfig:

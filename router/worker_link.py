@@ -14,7 +14,8 @@ import grpc
 from grpc.aio import StreamStreamCall
 
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
-from protos.channel import CHANNEL_OPTIONS
+from protos.channel import CHANNEL_OPTIONS, open_channel
+from protos.tls import ClientTls, explain_failure
 from router.circuit_breaker import CircuitBreaker
 from router.errors import InvalidArgument
 from router.heartbeat import Health, Heartbeat
@@ -92,6 +93,7 @@ class WorkerLink:
 
     Args:
         address: host:port.
+        tls: of its connections.
         worker_timeout: seconds without a Pong after which the worker counts as lost.
         check: raises LinkLost when the worker does not belong to the fleet.
         listener: is told of changes.
@@ -102,6 +104,7 @@ class WorkerLink:
     def __init__(
         self,
         address: str,
+        tls: ClientTls | None,
         worker_timeout: float,
         check: Callable[["WorkerLink", worker_pb2.Hello], None],
         listener: LinkListener,
@@ -109,6 +112,7 @@ class WorkerLink:
         others_work: Callable[["WorkerLink"], bool],
     ) -> None:
         self.address = address
+        self._tls = tls
         self.hello: worker_pb2.Hello | None = None
         self.slots = SlotTable(0)
         self._timeout = worker_timeout
@@ -182,7 +186,7 @@ class WorkerLink:
             except LinkLost as lost:
                 if self.hello is not None:
                     backoff = FIRST_BACKOFF_S
-                self._down(str(lost), lost.loss)
+                self._down(explain_failure(str(lost), self._tls), lost.loss)
             except Exception:
                 logger.exception("worker %s: its link failed and is made anew", self.address)
             finally:
@@ -192,7 +196,7 @@ class WorkerLink:
 
     async def _connect(self) -> None:
         """One stream, from its first message to its end. Raises LinkLost, always."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+        async with open_channel(self.address, _OPTIONS, self._tls) as channel:
             call: Call = worker_pb2_grpc.WorkerStub(channel).Connect()
             tasks: list[asyncio.Task[None]] = []
             try:

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from protos import worker_pb2, worker_pb2_grpc
-from protos.channel import SERVER_OPTIONS
+from protos.channel import add_port, make_server
 from worker.config import PROG, ConfigError, WorkerConfig, parse_args
 from worker.grammar import GrammarCompiler
 from worker.phases import StartPhases
@@ -63,12 +62,12 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
 
     # The port is bound and answers health checks before the model is loaded: a probe can tell "starting" from "gone".
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = make_server(config.tls)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     address = f"{config.host}:{config.port}"
     try:
-        port = server.add_insecure_port(address)
+        port = add_port(server, address, config.tls)
     except RuntimeError:
         logger.error("cannot listen on %s: the port is in use or the address is not this machine's", address)
         return 1
@@ -119,7 +118,7 @@ def _registration(config: WorkerConfig, port: int) -> Registration | None:
     if not config.register:
         return None
     host, named_port = config.advertised
-    return Registration(config.register, host, named_port or port)
+    return Registration(config.register, host, named_port or port, config.router_tls)
 
 
 def _load(config: WorkerConfig) -> "Built | None":

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
-from protos.channel import SERVER_OPTIONS
+from protos.channel import add_port, make_server
+from protos.tls import ServerTls
 
 STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
 Key = tuple[int, int]
@@ -65,6 +64,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         token: output token by prompt and index.
         merge: steps whose tokens go into one batch.
         reject: reasons with which the next Submits are refused.
+        tls: of its port.
         hello: fields that differ from the usual ones.
 
     Attributes:
@@ -83,12 +83,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         token: Callable[[list[int], int], int] = count_up,
         merge: int = 1,
         reject: list[int] | None = None,
+        tls: ServerTls | None = None,
         **hello: Any,
     ) -> None:
         self.port = port
         self.token = token
         self.merge = merge
         self.reject = reject or []
+        self.tls = tls
         self.hello = {
             "protocol_version": 2, "worker_id": "fake", "epoch": secrets.randbits(63), "model": "demo",
             "manifest_hash": "m", "vocab_size": 49152, "block_size": 16, "num_blocks": 100, "max_model_len": 512,
@@ -118,9 +120,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         return self.streams[-1]
 
     async def __aenter__(self) -> "FakeWorker":
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = make_server(self.tls)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(self.address)
+        self.port = add_port(self._server, self.address, self.tls)
         await self._server.start()
         return self
 
