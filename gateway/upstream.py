@@ -17,6 +17,7 @@ from gateway.generation import Generation
 from gateway.metrics import Metrics
 from gateway.reasoning import ReasoningTokens
 from protos import inference_pb2, inference_pb2_grpc
+from protos.api_keys import key_metadata
 from protos.channel import INFERENCE_CHANNEL_OPTIONS, open_channel
 from protos.tls import explain_failure
 
@@ -39,6 +40,7 @@ class Upstream:
         self._config = config
         self._metrics = metrics
         self._channel = open_channel(config.router, INFERENCE_CHANNEL_OPTIONS, config.router_tls)
+        self._metadata = key_metadata(config.router_api_key)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._running: set[Generation] = set()
@@ -77,6 +79,7 @@ class Upstream:
                 self._stub,
                 requests,
                 timeout=self._config.request_timeout,
+                metadata=self._metadata,
                 param_of=param_of,
                 metrics=self._metrics,
                 streamed=streamed,
@@ -171,6 +174,6 @@ class Upstream:
         param_of: ParamOf = lambda field: field,
     ) -> Reply:
         try:
-            return await method(request, timeout=limit_s)
+            return await method(request, timeout=limit_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, param_of) from None

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import gateway.config
 import router.config
 import worker.config
+from protos.api_keys import keys_from_args
 from protos.tls import ClientTls, ServerTls
 from quire.models import DEMO_MODEL
 
@@ -59,7 +60,7 @@ class ServeConfig:
     log_level: str
     device: str
     tensor_parallel_size: int
-    # Whether clients need a key, which gRPC does not ask for.
+    # Whether clients need a key.
     keys_needed: bool
     # Of HTTP and gRPC, and of the gateway's calls to the router.
     tls: ServerTls | None
@@ -86,6 +87,9 @@ class ServeConfig:
                 raise ValueError(f"{flag} {port}: ports go from 1 to 65535, and 0 takes a free one")
         if not (0 < args.startup_timeout < math.inf and 0 <= args.shutdown_timeout < math.inf):
             raise ValueError("--startup-timeout must be above 0, --shutdown-timeout at least 0, and both finite")
+        keys = keys_from_args(args)
+        # Keys with limits are for the gateway: over gRPC they would not be held to them, and let nobody in.
+        of_gateway = ("api_keys_file",) if router.config.not_enforced(keys) else ()
         tls, router_tls = ServerTls.from_args(args), ClientTls.from_args(args, "router")
         _check_tls(tls, router_tls)
         return cls(
@@ -101,11 +105,11 @@ class ServeConfig:
             log_level=args.log_level,
             device=args.device,
             tensor_parallel_size=args.tensor_parallel_size,
-            keys_needed=bool(args.api_key or args.api_keys_file or os.environ.get(gateway.config.KEY_VARIABLE)),
+            keys_needed=bool(keys),
             tls=tls,
             router_tls=router_tls,
             worker_flags=forwarded_flags(worker.config.add_arguments, args, _NOT_FOR_WORKERS),
-            router_flags=forwarded_flags(router.config.add_arguments, args),
+            router_flags=forwarded_flags(router.config.add_arguments, args, of_gateway),
             gateway_flags=forwarded_flags(gateway.config.add_arguments, args),
         )
 

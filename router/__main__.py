@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2, inference_pb2_grpc, registry_pb2_grpc
 from protos.channel import add_port, make_server
+from router.access import KeyCheck
 from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
 from router.discovery import Discovery, RegistryServicer
@@ -65,7 +66,7 @@ async def serve(config: RouterConfig) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
-    server = make_server(config.tls)
+    server = make_front(config)
     try:
         port = add_port(server, f"{config.host}:{config.port}", config.tls)
     except RuntimeError:
@@ -92,6 +93,13 @@ async def serve(config: RouterConfig) -> int:
     if stop_metrics is not None:
         stop_metrics()
     return 0
+
+
+def make_front(config: RouterConfig) -> grpc.aio.Server:
+    """The server that clients call, without services and port; it asks for keys where there are some."""
+    if config.api_keys or config.own_key is not None:
+        return make_server(config.tls, KeyCheck(config.api_keys, config.own_key))
+    return make_server(config.tls)
 
 
 class Router:

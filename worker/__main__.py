@@ -118,7 +118,7 @@ def _registration(config: WorkerConfig, port: int) -> Registration | None:
     if not config.register:
         return None
     host, named_port = config.advertised
-    return Registration(config.register, host, named_port or port, config.router_tls)
+    return Registration(config.register, host, named_port or port, config.router_tls, config.router_api_key)
 
 
 def _load(config: WorkerConfig) -> "Built | None":

@@ -1,10 +1,12 @@
 """The worker's settings: flags with vLLM's names, parsed once into a frozen value. Knows no torch."""
 
 import argparse
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protos.api_keys import KeyFileError, own_key
 from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
 from worker.speculation.config import SpeculativeConfig, parse_speculative_config
 
@@ -54,14 +56,17 @@ class WorkerConfig:
     log_level: str = "info"
     tls: ServerTls | None = None
     router_tls: ClientTls | None = None
+    # Shown to the router of --register; empty: none.
+    router_api_key: str = field(default="", repr=False)
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "WorkerConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible or not supported."""
         _refuse_unsupported(args)
         try:
-            made: dict[str, Any] = {"tls": ServerTls.from_args(args), "router_tls": ClientTls.from_args(args, "router")}
-        except TlsError as error:
+            made: dict[str, Any] = {"router_api_key": own_key(os.environ)}
+            made |= {"tls": ServerTls.from_args(args), "router_tls": ClientTls.from_args(args, "router")}
+        except (KeyFileError, TlsError) as error:
             raise ConfigError(str(error)) from error
         values = made | {name: getattr(args, name) for name in cls.__dataclass_fields__ if name not in made}
         if args.speculative_config is not None:

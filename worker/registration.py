@@ -6,6 +6,7 @@ import logging
 import grpc
 
 from protos import registry_pb2, registry_pb2_grpc
+from protos.api_keys import key_metadata
 from protos.channel import CHANNEL_OPTIONS, open_channel
 from protos.tls import ClientTls, explain_failure
 
@@ -23,11 +24,13 @@ class Registration:
         host: where this worker can be reached; empty: whence its calls come.
         port: its port.
         tls: of calls to the router.
+        key: to show it, where it asks for keys.
     """
 
-    def __init__(self, router: str, host: str, port: int, tls: ClientTls | None = None) -> None:
+    def __init__(self, router: str, host: str, port: int, tls: ClientTls | None = None, key: str = "") -> None:
         self._router = router
         self._tls = tls
+        self._metadata = key_metadata(key)
         self._request = registry_pb2.RegisterRequest(host=host, port=port)
         self._task: asyncio.Task[None] | None = None
 
@@ -65,7 +68,9 @@ class Registration:
     async def _register(self, channel: grpc.aio.Channel) -> float:
         """Returns the seconds after which to register again."""
         stub = registry_pb2_grpc.RegistryStub(channel)
-        reply: registry_pb2.RegisterResponse = await stub.Register(self._request, timeout=_CALL_TIMEOUT_S)
+        reply: registry_pb2.RegisterResponse = await stub.Register(
+            self._request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
+        )
         return max(reply.renew_after_ms / 1000, _RETRY_S)
 
 

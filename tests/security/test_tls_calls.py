@@ -1,8 +1,6 @@
 """TLS between processes, over real sockets: who is let in, and what is said to, or of, who is not."""
 
-import asyncio
 import ssl
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from grpc_health.v1.health import aio as health_aio
 from protos.channel import CHANNEL_OPTIONS, add_port, make_server, open_channel
 from protos.tls import ClientTls, ServerTls, explain_failure
 from tests.doubles.certificates import Authority
+from tests.doubles.logged_process import ended, start, until_said
 from tests.doubles.processes import free_port
 from tests.integration.fake_worker import FakeWorker
 from tests.integration.router_stack import Client
@@ -95,29 +94,6 @@ async def test_a_server_that_lets_one_role_in(files: Files) -> None:
 
 
 # ---- whole processes ----
-
-
-async def start(module: str, *flags: object) -> asyncio.subprocess.Process:
-    command = (sys.executable, "-m", module, *map(str, flags))
-    return await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-
-
-async def until_said(process: asyncio.subprocess.Process, words: str) -> str:
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        while words not in (line := (await process.stderr.readline()).decode()):
-            assert line, f"it ended without saying {words!r}"
-    return line
-
-
-@asynccontextmanager
-async def ended(*processes: asyncio.subprocess.Process) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            await process.wait()
 
 
 async def test_gateway_router_and_worker_each_with_a_certificate(files: Files, demo_model: Path) -> None:
