@@ -1,7 +1,10 @@
 """Certificates for tests, made by the openssl program."""
 
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
@@ -14,6 +17,8 @@ class Authority:
     """
 
     def __init__(self, folder: Path, name: str = "ca", days: int = 2) -> None:
+        if shutil.which("openssl") is None:
+            pytest.skip("there is no openssl program to make certificates with")
         self._folder, self._name = folder, name
         self.certfile, self._key = folder / f"{name}.pem", folder / f"{name}.key"
         _make(name, self.certfile, self._key, days, "basicConstraints=critical,CA:TRUE", "-signkey", self._key)
