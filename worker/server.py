@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -34,6 +35,7 @@ class Serving:
     limits: EngineLimits
     max_slots: int
     grammars: GrammarCompiler
+    start_seconds: Mapping[str, float]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -57,13 +59,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._idle.set()
         self.failed = asyncio.Event()
 
-    def start(self, engine: Engine, limits: EngineLimits, grammars: GrammarCompiler) -> None:
-        """Starts the engine's thread and accepts streams from here on."""
+    def start(
+        self,
+        engine: Engine,
+        limits: EngineLimits,
+        grammars: GrammarCompiler,
+        start_seconds: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Starts the engine's thread and accepts streams from here on; routers are told ``start_seconds``, by phase."""
         # A few more slots than can run, so that a sequence that ends is followed at once.
         max_slots = limits.max_num_seqs + max(4, limits.max_num_seqs // 4)
         loop = EngineLoop(engine, self._on_output, self._on_prefix_changes, self._on_failure)
         self._load = loop.start()
-        self._serving = Serving(loop, limits, max_slots, grammars)
+        self._serving = Serving(loop, limits, max_slots, grammars, start_seconds)
 
     async def drain(self, grace: float) -> None:
         """Refuses new sequences, gives running ones ``grace`` seconds, then ends all streams and the engine."""
@@ -133,6 +141,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             max_slots=serving.max_slots,
             takes_priorities=limits.takes_priorities,
             enable_prefix_caching=limits.enable_prefix_caching,
+            start_seconds=serving.start_seconds,
         )
 
     def _pong(self, serving: Serving) -> worker_pb2.Pong:
