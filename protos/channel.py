@@ -36,6 +36,9 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
+# What a worker's refusal of a stream has as metadata while its model is loaded: to come again at once is no burden.
+LOADING = (("quire-state", "loading"),)
+
 # For who streams answers: of a call that it does not read, so many bytes come, and the rest waits in the router, where
 # it is bounded. Left to itself, gRPC widens this window to megabytes a call.
 STREAM_WINDOW_BYTES = 64 * 1024

@@ -164,7 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument(
         "--startup-timeout", type=float, default=600.0, metavar="S",
-        help="seconds until each phase of the start must be over (default %(default)s)",
+        help="seconds until all must be ready (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S",

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
-from protos.channel import add_port, make_server
+from protos.channel import LOADING, add_port, make_server
 from protos.tls import ServerTls
 
 STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
@@ -65,6 +67,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         merge: steps whose tokens go into one batch.
         reject: reasons with which the next Submits are refused.
         tls: of its port.
+        loading: so many streams are refused, as if the model were loaded meanwhile.
         hello: fields that differ from the usual ones.
 
     Attributes:
@@ -84,6 +87,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         merge: int = 1,
         reject: list[int] | None = None,
         tls: ServerTls | None = None,
+        loading: int = 0,
         **hello: Any,
     ) -> None:
         self.port = port
@@ -91,6 +95,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.merge = merge
         self.reject = reject or []
         self.tls = tls
+        self.loading = loading
         self.hello = {
             "protocol_version": 2, "worker_id": "fake", "epoch": secrets.randbits(63), "model": "demo",
             "manifest_hash": "m", "vocab_size": 49152, "block_size": 16, "num_blocks": 100, "max_model_len": 512,
@@ -145,6 +150,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Connect(
         self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: Any
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        if self.loading:
+            self.loading -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "still loading", LOADING)
         stream = Stream()
         self.streams.append(stream)
         tasks = [asyncio.create_task(self._read(stream, request_iterator)), asyncio.create_task(self._run(stream))]
