@@ -38,9 +38,10 @@ def measure(model: Path, flags: list[str], caches: Path) -> dict[str, float]:
         phases = {f"worker: {name}": seconds for name, seconds in servers.phases().items()}
         said = "\n".join(line for _, line in servers.lines)
         tiers = {name: float(seconds) for name, seconds in re.findall(r"\| (\w[\w ]*) ready after ([0-9.]+) s", said)}
-    workers = sum(seconds for name, seconds in tiers.items() if name.startswith("worker"))
+    # All start at the same time: what is told of router and gateway is what they take beyond the one before.
+    workers = tiers["worker 0"]
     phases["worker: all else"] = workers - sum(phases.values())
-    phases |= {name: tiers[name] for name in ("router", "gateway")}
+    phases |= {"router": tiers["router"] - workers, "gateway": tiers["gateway"] - tiers["router"]}
     phases["first token"] = total - (ready - servers.started)
     phases["quire serve itself"] = total - sum(phases.values())
     made = phases.pop(f"worker: {RANDOM_WEIGHTS}", 0.0)

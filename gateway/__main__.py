@@ -5,9 +5,11 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -17,6 +19,7 @@ from gateway.app import create_app
 from gateway.config import PROG, ConfigError, GatewayConfig, parse_args
 from gateway.listener import listen
 from gateway.processes import run_processes
+from protos.tls import ServerTls
 
 logger = logging.getLogger("gateway")
 
@@ -77,6 +80,7 @@ async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket, ow
             http="h11",
             h11_max_incomplete_event_size=2 * config.limits.max_header_bytes,
             timeout_graceful_shutdown=int(config.shutdown_timeout) + _LAST_WORDS,
+            **_tls(config.tls),
         )
     )
     loop = asyncio.get_running_loop()
@@ -89,6 +93,18 @@ async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket, ow
     await server.serve(sockets=[listener])
     logger.info("stopped")
     return 0
+
+
+def _tls(tls: ServerTls | None) -> dict[str, Any]:
+    """uvicorn's settings."""
+    if tls is None:
+        return {}
+    return {
+        "ssl_certfile": tls.certfile,
+        "ssl_keyfile": tls.keyfile,
+        "ssl_ca_certs": None if tls.ca_certs is None else str(tls.ca_certs),
+        "ssl_cert_reqs": ssl.CERT_NONE if tls.ca_certs is None else ssl.CERT_REQUIRED,
+    }
 
 
 class _Server(uvicorn.Server):

@@ -5,10 +5,10 @@ from hashlib import blake2b
 from starlette.datastructures import Headers
 
 from gateway.access.guard import presented_key
-from gateway.access.key_file import ApiKey
 from gateway.errors import invalid
 from gateway.schema import GenerateBody
 from protos import inference_pb2
+from protos.api_keys import ApiKey
 
 SESSION_HEADER = "x-quire-session"
 
@@ -28,7 +28,7 @@ def name_caller(
     if key is not None and key.priority_ceiling is not None:
         for request in requests:
             request.priority = _bounded(request.priority, body.priority is not None, key.priority_ceiling)
-    account = (key.tenant if key is not None else "") or _digest(presented_key(headers))
+    account = key.account if key is not None else _digest(presented_key(headers))
     user = _digest(body.user or "")
     tenant = f"{account}/{user}" if user else account
     session = _digest(headers.get(SESSION_HEADER) or body.prompt_cache_key or "")

@@ -1,18 +1,17 @@
-"""The gateway's settings: flags with vLLM's names, parsed once into a frozen value. Knows only the standard library."""
+"""The gateway's settings: flags with vLLM's names, parsed once into a frozen value. Imports no gRPC."""
 
 import argparse
 import math
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
-from gateway.access.key_file import ApiKey, KeyFileError, digest_of, read_keys
 from gateway.request_limits import RequestLimits, add_limit_arguments
+from protos.api_keys import ApiKey, KeyFileError, add_key_arguments, keys_from_args, own_key
+from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
 
 PROG = "quire gateway"
 TOOL_CALL_PARSERS = ("hermes", "json", "llama3_json", "mistral")
-KEY_VARIABLE = "QUIRE_API_KEY"
 _MOST_PROCESSES = 64
 REASONING_PARSERS = ("deepseek_r1", "qwen3")
 
@@ -38,11 +37,20 @@ class GatewayConfig:
     reasoning_parser: str | None = None
     # Of --api-key, QUIRE_API_KEY and --api-keys-file together; with none, nobody needs one.
     api_keys: tuple[ApiKey, ...] = ()
+    # Shown to the router; empty: none.
+    router_api_key: str = field(default="", repr=False)
+    tls: ServerTls | None = None
+    router_tls: ClientTls | None = None
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "GatewayConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
-        made: dict[str, Any] = {"api_keys": _api_keys(args), "limits": RequestLimits.from_args(args)}
+        made: dict[str, Any] = {"limits": RequestLimits.from_args(args)}
+        try:
+            made |= {"api_keys": keys_from_args(args), "router_api_key": own_key(os.environ)}
+            made |= {"tls": ServerTls.from_args(args), "router_tls": ClientTls.from_args(args, "router")}
+        except (KeyFileError, TlsError) as error:
+            raise ConfigError(str(error)) from error
         values = made | {name: getattr(args, name) for name in cls.__dataclass_fields__ if name not in made}
         values["allowed_origins"] = tuple(values["allowed_origins"])
         config = cls(**values)
@@ -69,21 +77,6 @@ class GatewayConfig:
                 raise ConfigError(
                     f"--allowed-origins has {origin!r}; an origin is * or begins with http:// or https://"
                 )
-
-
-def _api_keys(args: argparse.Namespace) -> tuple[ApiKey, ...]:
-    """Every key, once. Raises ConfigError."""
-    given = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    if not all(key.isascii() and key.isprintable() and key.split() == [key] for key in given):
-        raise ConfigError(
-            "--api-key must be letters, digits and signs of ASCII without spaces, as it travels in a header"
-        )
-    try:
-        filed = read_keys(args.api_keys_file) if args.api_keys_file is not None else ()
-    except KeyFileError as error:
-        raise ConfigError(f"--api-keys-file: {error}") from error
-    known = {key.sha256: key for key in (*(ApiKey(digest_of(key)) for key in given), *filed)}
-    return tuple(known.values())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,15 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="splits <think>...</think> from the answer: qwen3 where the model writes the opening mark itself, "
         "deepseek_r1 where the chat template does (default: none)",
     )  # fmt: skip
-    group.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY",
-        help=f"a key that lets clients in; may be given several times. The variable {KEY_VARIABLE} is one more, which "
-        "lists of processes do not show (default: nobody needs a key)",
-    )  # fmt: skip
-    group.add_argument(
-        "--api-keys-file", type=Path, metavar="FILE",
-        help="JSON with more keys, as SHA-256, each with its tenant and limits",
-    )  # fmt: skip
+    add_key_arguments(group)
     group.add_argument(
         "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",
         help="seconds that running requests get after SIGTERM (default %(default)s)",
@@ -137,6 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-level", default=default.log_level, choices=("debug", "info", "warning", "error"),
         help="least severe messages that are logged (default %(default)s)",
     )  # fmt: skip
+    add_server_arguments(parser, names=False)
+    add_client_arguments(parser, "router")
 
 
 def parse_args(argv: list[str] | None = None) -> GatewayConfig:

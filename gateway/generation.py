@@ -79,6 +79,7 @@ class Generation:
         requests: Sequence[inference_pb2.GenerateRequest],
         *,
         timeout: float,
+        metadata: Sequence[tuple[str, str]] = (),
         param_of: ParamOf,
         metrics: Metrics,
         streamed: bool,
@@ -92,6 +93,7 @@ class Generation:
             stub: of the router.
             requests: at least one.
             timeout: seconds that the calls may take.
+            metadata: of the calls.
             param_of: names the body's fields.
             metrics: count what happens.
             streamed: times between pieces are measured.
@@ -122,7 +124,7 @@ class Generation:
         self._closed = False
         self._stopped_by: ApiError | ClientGone | None = None
         self._pumps: list[asyncio.Task[None]] = []
-        self._calls = [stub.Generate(request, timeout=timeout) for request in requests]
+        self._calls = [stub.Generate(request, timeout=timeout, metadata=metadata) for request in requests]
         self._streams: list[_Stream] = [_events_of(call) for call in self._calls]
         metrics.num_requests_running.inc()
 

@@ -28,6 +28,7 @@ def _one_of(*values: Any) -> Harmless:
 _GENERATE: Mapping[str, Harmless] = {
     "detokenize": _one_of(True),
     "guided_whitespace_pattern": _never,
+    "prompt_embeds": _never,
     "prompt_logprobs": _never,
     "return_token_ids": _one_of(False),
     "return_tokens_as_token_ids": _one_of(False),

@@ -17,7 +17,9 @@ from gateway.generation import Generation
 from gateway.metrics import Metrics
 from gateway.reasoning import ReasoningTokens
 from protos import inference_pb2, inference_pb2_grpc
-from protos.channel import INFERENCE_CHANNEL_OPTIONS
+from protos.api_keys import key_metadata
+from protos.channel import INFERENCE_CHANNEL_OPTIONS, open_channel
+from protos.tls import explain_failure
 
 logger = logging.getLogger("gateway")
 
@@ -37,11 +39,14 @@ class Upstream:
     def __init__(self, config: GatewayConfig, metrics: Metrics) -> None:
         self._config = config
         self._metrics = metrics
-        self._channel = grpc.aio.insecure_channel(config.router, options=INFERENCE_CHANNEL_OPTIONS)
+        self._channel = open_channel(config.router, INFERENCE_CHANNEL_OPTIONS, config.router_tls)
+        self._metadata = key_metadata(config.router_api_key)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._running: set[Generation] = set()
         self._draining = False
+        # Why the router did not answer when it was asked last.
+        self._fault = ""
 
     def generate(
         self,
@@ -74,6 +79,7 @@ class Upstream:
                 self._stub,
                 requests,
                 timeout=self._config.request_timeout,
+                metadata=self._metadata,
                 param_of=param_of,
                 metrics=self._metrics,
                 streamed=streamed,
@@ -131,10 +137,17 @@ class Upstream:
         try:
             reply = await self._health.Check(request, timeout=_PROBE_TIMEOUT)
         except grpc.aio.AioRpcError as error:
-            logger.debug("health check of the router: %s: %s", error.code().name, error.details())
+            self._note_fault(f"{error.code().name}: {explain_failure(error.details() or '', self._config.router_tls)}")
             raise unavailable("The router does not answer.") from None
+        self._fault = ""
         if reply.status != health_pb2.HealthCheckResponse.SERVING:
             raise unavailable("No model is ready to serve requests.")
+
+    def _note_fault(self, fault: str) -> None:
+        """Logs why the router does not answer, once for as long as it is the same."""
+        if fault != self._fault:
+            self._fault = fault
+            logger.warning("the router %s does not answer: %s", self._config.router, fault)
 
     def drain(self) -> None:
         """From now on new requests are refused; running ones go on."""
@@ -161,6 +174,6 @@ class Upstream:
         param_of: ParamOf = lambda field: field,
     ) -> Reply:
         try:
-            return await method(request, timeout=limit_s)
+            return await method(request, timeout=limit_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, param_of) from None

@@ -1,4 +1,11 @@
-"""Options that both ends of a gRPC connection must choose together: message limits and keepalive."""
+"""What both ends of a gRPC connection must choose together: message limits, keepalive, and whether it is TLS."""
+
+from collections.abc import Sequence
+
+import grpc
+
+from protos.peer_names import PeerNames
+from protos.tls import ClientTls, ServerTls
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
@@ -29,6 +36,9 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
+# What a worker's refusal of a stream has as metadata while its model is loaded: to come again at once is no burden.
+LOADING = (("quire-state", "loading"),)
+
 # For who streams answers: of a call that it does not read, so many bytes come, and the rest waits in the router, where
 # it is bounded. Left to itself, gRPC widens this window to megabytes a call.
 STREAM_WINDOW_BYTES = 64 * 1024
@@ -38,3 +48,34 @@ INFERENCE_CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
 ]
+
+
+def make_server(tls: ServerTls | None, *interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
+    """A server without services; ``add_port`` with the same ``tls`` gives it a port."""
+    names = [PeerNames(tls.client_names)] if tls is not None and tls.client_names else []
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(*names, *interceptors))
+
+
+def add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
+    """Binds an address, and returns the port. Raises RuntimeError when it cannot be had."""
+    if tls is None:
+        return server.add_insecure_port(address)
+    credentials = grpc.ssl_server_credentials(
+        [(tls.keyfile.read_bytes(), tls.certfile.read_bytes())],
+        root_certificates=tls.ca_certs.read_bytes() if tls.ca_certs is not None else None,
+        require_client_auth=tls.ca_certs is not None,
+    )
+    return server.add_secure_port(address, credentials)
+
+
+def open_channel(address: str, options: Sequence[tuple[str, int]], tls: ClientTls | None) -> grpc.aio.Channel:
+    """A channel, to be closed by the caller. The files of ``tls`` are read now."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=tls.ca_certs.read_bytes(),
+        private_key=tls.keyfile.read_bytes() if tls.keyfile is not None else None,
+        certificate_chain=tls.certfile.read_bytes() if tls.certfile is not None else None,
+    )
+    named = [("grpc.ssl_target_name_override", tls.name)] if tls.name is not None else []
+    return grpc.aio.secure_channel(address, credentials, options=[*options, *named])

@@ -355,7 +355,14 @@ class GetLoadRequest(_message.Message):
 class GetLoadResponse(_message.Message):
     __slots__ = ("waiting", "workers", "predictions")
     class Worker(_message.Message):
-        __slots__ = ("address", "name", "ready", "running", "waiting", "slots_taken", "max_slots", "total_blocks", "used_blocks", "cached_blocks", "free_blocks", "block_size", "prefix_cache_queries", "prefix_cache_hits", "preemptions", "backlog_tokens", "prefill_tokens_per_second", "draft_tokens", "accepted_tokens")
+        __slots__ = ("address", "name", "ready", "running", "waiting", "slots_taken", "max_slots", "total_blocks", "used_blocks", "cached_blocks", "free_blocks", "block_size", "prefix_cache_queries", "prefix_cache_hits", "preemptions", "backlog_tokens", "prefill_tokens_per_second", "draft_tokens", "accepted_tokens", "start_seconds")
+        class StartSecondsEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: float
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
         ADDRESS_FIELD_NUMBER: _ClassVar[int]
         NAME_FIELD_NUMBER: _ClassVar[int]
         READY_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +382,7 @@ class GetLoadResponse(_message.Message):
         PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
         DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
         ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        START_SECONDS_FIELD_NUMBER: _ClassVar[int]
         address: str
         name: str
         ready: bool
@@ -394,7 +402,8 @@ class GetLoadResponse(_message.Message):
         prefill_tokens_per_second: float
         draft_tokens: int
         accepted_tokens: int
-        def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., ready: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots_taken: _Optional[int] = ..., max_slots: _Optional[int] = ..., total_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., backlog_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+        start_seconds: _containers.ScalarMap[str, float]
+        def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., ready: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots_taken: _Optional[int] = ..., max_slots: _Optional[int] = ..., total_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., backlog_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., start_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
     class Predictions(_message.Message):
         __slots__ = ("sequences", "predicted_tokens", "cached_tokens", "missed_tokens", "unexpected_tokens")
         SEQUENCES_FIELD_NUMBER: _ClassVar[int]

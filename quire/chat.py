@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -30,7 +31,12 @@ def main(argv: list[str]) -> int:
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     # A proxy for the outside has no business between two programs of one machine.
     local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
-    with httpx.Client(timeout=_TIMEOUT, headers=headers, trust_env=not local) as client:
+    try:
+        trusted = ssl.create_default_context(cafile=args.ssl_ca_certs) if args.ssl_ca_certs else True
+    except OSError as error:
+        sys.stderr.write(f"{PROG}: --ssl-ca-certs is {args.ssl_ca_certs}: {error.strerror or error}\n")
+        return 1
+    with httpx.Client(timeout=_TIMEOUT, headers=headers, trust_env=not local, verify=trusted) as client:
         try:
             model = find_model(client, url, args.model)
         except ChatError as error:
@@ -48,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=0.2, help="of the answers' words (default %(default)s)")
     parser.add_argument(
         "--api-key", default=os.environ.get("QUIRE_API_KEY"), help="sent as a bearer token (default: QUIRE_API_KEY)"
+    )
+    parser.add_argument(
+        "--ssl-ca-certs", metavar="FILE", help="PEM; authorities that vouch for https servers (default: those of httpx)"
     )
     return parser
 

@@ -6,13 +6,15 @@ Every process declares its flags itself, in its ``config`` module; here they are
 import argparse
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import gateway.config
 import router.config
 import worker.config
+from protos.api_keys import keys_from_args
+from protos.tls import ClientTls, ServerTls
 from quire.models import DEMO_MODEL
 
 PROG = "quire serve"
@@ -24,11 +26,22 @@ _REFUSED = {
     "--worker-id": "workers are named by their addresses",
     "--worker-urls": "--workers says how many to start; to use running ones, start `quire router` and `quire gateway`",
     "--router": "--grpc-port says where the router listens; to use a running one, start `quire gateway`",
+    **{
+        f"--worker-ssl-{part}": "its workers listen on 127.0.0.1 alone, without TLS"
+        for part in ("ca-certs", "certfile", "keyfile", "name")
+    },
 }
 # What is not passed on as it was given, by its name in the parsed namespace.
 _OWN = {"model", "served_model_name", "host", "port", "shutdown_timeout", "log_level"}.union(
     flag.removeprefix("--").replace("-", "_") for flag in _REFUSED
 )
+
+
+# What clients connect to, router and gateway, has TLS where it is asked for; the workers behind them have none.
+_NOT_FOR_WORKERS = {
+    *("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_client_names"),
+    *("router_ssl_ca_certs", "router_ssl_certfile", "router_ssl_keyfile", "router_ssl_name"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,8 +60,11 @@ class ServeConfig:
     log_level: str
     device: str
     tensor_parallel_size: int
-    # Whether clients need a key, which gRPC does not ask for.
+    # Whether clients need a key.
     keys_needed: bool
+    # Of HTTP and gRPC, and of the gateway's calls to the router.
+    tls: ServerTls | None
+    router_tls: ClientTls | None
     # Ready to be put on the processes' command lines.
     worker_flags: tuple[str, ...]
     router_flags: tuple[str, ...]
@@ -71,6 +87,11 @@ class ServeConfig:
                 raise ValueError(f"{flag} {port}: ports go from 1 to 65535, and 0 takes a free one")
         if not (0 < args.startup_timeout < math.inf and 0 <= args.shutdown_timeout < math.inf):
             raise ValueError("--startup-timeout must be above 0, --shutdown-timeout at least 0, and both finite")
+        keys = keys_from_args(args)
+        # Keys with limits are for the gateway: over gRPC they would not be held to them, and let nobody in.
+        of_gateway = ("api_keys_file",) if router.config.not_enforced(keys) else ()
+        tls, router_tls = ServerTls.from_args(args), ClientTls.from_args(args, "router")
+        _check_tls(tls, router_tls)
         return cls(
             model=args.positional_model or args.model or DEMO_MODEL,
             served_model_names=tuple(args.served_model_name or ()),
@@ -84,10 +105,28 @@ class ServeConfig:
             log_level=args.log_level,
             device=args.device,
             tensor_parallel_size=args.tensor_parallel_size,
-            keys_needed=bool(args.api_key or args.api_keys_file or os.environ.get(gateway.config.KEY_VARIABLE)),
-            worker_flags=forwarded_flags(worker.config.add_arguments, args),
-            router_flags=forwarded_flags(router.config.add_arguments, args),
+            keys_needed=bool(keys),
+            tls=tls,
+            router_tls=router_tls,
+            worker_flags=forwarded_flags(worker.config.add_arguments, args, _NOT_FOR_WORKERS),
+            router_flags=forwarded_flags(router.config.add_arguments, args, of_gateway),
             gateway_flags=forwarded_flags(gateway.config.add_arguments, args),
+        )
+
+
+def _check_tls(tls: ServerTls | None, router_tls: ClientTls | None) -> None:
+    """Raises ValueError when the gateway could not call the router, or would without need."""
+    if tls is None and router_tls is not None:
+        raise ValueError("--router-ssl-ca-certs without --ssl-certfile: the router would have no TLS; give both")
+    if tls is not None and router_tls is None:
+        raise ValueError(
+            "--ssl-certfile needs --router-ssl-ca-certs, by which the gateway knows the router: the authority of that "
+            "certificate, or the certificate itself; and --router-ssl-name where 127.0.0.1 is none of its names"
+        )
+    if tls is not None and tls.ca_certs is not None and (router_tls is None or router_tls.certfile is None):
+        raise ValueError(
+            "--ssl-ca-certs lets only clients with certificates in, and the gateway is one to the router; give it one "
+            "with --router-ssl-certfile and --router-ssl-keyfile"
         )
 
 
@@ -125,7 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument(
         "--startup-timeout", type=float, default=600.0, metavar="S",
-        help="seconds until each phase of the start must be over (default %(default)s)",
+        help="seconds until all must be ready (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S",
@@ -155,13 +194,15 @@ def parse_args(argv: Sequence[str]) -> ServeConfig:
     return config
 
 
-def forwarded_flags(add_arguments: AddArguments, args: argparse.Namespace) -> tuple[str, ...]:
+def forwarded_flags(
+    add_arguments: AddArguments, args: argparse.Namespace, left_out: Collection[str] = ()
+) -> tuple[str, ...]:
     """The flags of one process that were given, spelt out for its command line; the launcher's own are left out."""
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
     flags: list[str] = []
     for action in parser._actions:  # argparse has no public list of a parser's actions
-        if action.dest not in _OWN and getattr(args, action.dest) != action.default:
+        if action.dest not in {*_OWN, *left_out} and getattr(args, action.dest) != action.default:
             flags += _spell(action, getattr(args, action.dest))
     return tuple(flags)
 

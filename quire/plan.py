@@ -1,18 +1,20 @@
 """What ``quire serve`` starts: each process's command line and environment. Decides everything, starts nothing."""
 
 import os
+import secrets
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from protos.api_keys import OWN_KEY_VARIABLE
+from protos.tls import ClientTls
 from quire.config import ServeConfig
 from quire.models import served_name
 from quire.placement import place_workers, usable_cores, visible_gpus
 from quire.ports import PortWish, choose_ports, join, local_host
 
-# Workers take requests from anyone who can reach them, so nobody outside this machine can. So does the router, which
-# is kept in as well where the gateway asks for keys.
+# Workers take requests from anyone who can reach them, so nobody outside this machine can.
 _WORKER_HOST = "127.0.0.1"
 _HERE = Path(__file__).resolve().parents[1]
 
@@ -39,6 +41,13 @@ class Plan:
     gateway: ProcessPlan
     # Whether clients must show a key.
     keys_needed: bool = False
+    # What the launcher shows and trusts when it asks the router; None: there is no TLS, nor in HTTP.
+    router_tls: ClientTls | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the gateway is, as clients on this machine say it."""
+        return f"{'http' if self.router_tls is None else 'https'}://{self.gateway.address}"
 
 
 def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> Plan:
@@ -50,14 +59,16 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
     """
     gpus, gpus_each = visible_gpus(environ), config.tensor_parallel_size
     places = place_workers(config.workers, config.device, environ, usable_cores(), gpus, gpus_each)
-    grpc_host = _WORKER_HOST if config.keys_needed else config.host
-    wishes = [PortWish("--port", config.host, config.port), PortWish("--grpc-port", grpc_host, config.grpc_port)]
+    wishes = [PortWish("--port", config.host, config.port), PortWish("--grpc-port", config.host, config.grpc_port)]
     for index in range(config.workers):
         wishes.append(PortWish("--worker-port", _WORKER_HOST, config.worker_port and config.worker_port + index))
     port, grpc_port, *worker_ports = choose_ports(wishes)
 
     everyone = ("--log-level", config.log_level, "--shutdown-timeout", str(config.shutdown_timeout))
     environment = child_environment(environ)
+    keyed = environment
+    if config.keys_needed and not environment.get(OWN_KEY_VARIABLE):
+        keyed = {**environment, OWN_KEY_VARIABLE: secrets.token_urlsafe()}
     workers = tuple(
         ProcessPlan(
             name=f"worker {index}",
@@ -70,16 +81,16 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
     )
     names = config.served_model_names or (served_name(config.model),)
     urls = ",".join(worker.address for worker in workers)
-    grpc_address = join(local_host(grpc_host), grpc_port)
+    grpc_address = join(local_host(config.host), grpc_port)
     router = ProcessPlan(
         name="router",
         package="router",
         args=(
-            *(*_listen(model, grpc_host, grpc_port), *everyone, *config.router_flags),
+            *(*_listen(model, config.host, grpc_port), *everyone, *config.router_flags),
             *("--worker-urls", urls, "--served-model-name", *names),
         ),
         address=grpc_address,
-        environment=environment,
+        environment=keyed,
     )
     gateway = ProcessPlan(
         name="gateway",
@@ -89,9 +100,9 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
             *(*everyone, *config.gateway_flags),
         ),
         address=join(local_host(config.host), port),
-        environment=environment,
+        environment=keyed,
     )
-    return Plan(names, workers, router, gateway, config.keys_needed)
+    return Plan(names, workers, router, gateway, config.keys_needed, config.router_tls)
 
 
 def _listen(model: Path, host: str, port: int) -> tuple[str, ...]:

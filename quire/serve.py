@@ -67,13 +67,27 @@ async def serve_plan(plan: Plan, startup_timeout: float, shutdown_timeout: float
 async def _run(plan: Plan, stack: Stack, limit_s: float) -> None:
     """Brings everything up, says so, and returns never: it ends by StackError or by being cancelled."""
     started = time.monotonic()
-    workers = plan.workers
-    await stack.start(workers, [until_grpc_serves(worker.address, "quire.v1.Worker") for worker in workers], limit_s)
-    await stack.start([plan.router], [until_grpc_serves(plan.router.address, "quire.v1.Inference")], limit_s)
-    await stack.start([plan.gateway], [until_http_serves(f"http://{plan.gateway.address}/health")], limit_s)
+    # Workers take longest; that router and gateway load their own meanwhile takes seconds off the whole.
+    await stack.start_together(
+        stack.start(
+            plan.workers, [until_grpc_serves(worker.address, "quire.v1.Worker") for worker in plan.workers], limit_s
+        ),
+        stack.start([plan.router], [_until_router_serves(plan)], limit_s),
+        stack.start([plan.gateway], [_until_gateway_serves(plan)], limit_s),
+    )
     sys.stdout.write(ready_message(plan, time.monotonic() - started))
     sys.stdout.flush()
     await stack.until_one_ends()
+
+
+async def _until_router_serves(plan: Plan) -> None:
+    await until_grpc_serves(plan.router.address, "quire.v1.Inference", plan.router_tls)
+
+
+async def _until_gateway_serves(plan: Plan) -> None:
+    # Asked before, it could only say, and log, that there is no router yet.
+    await _until_router_serves(plan)
+    await until_http_serves(f"{plan.url}/health", plan.router_tls)
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -96,8 +110,8 @@ def ready_message(plan: Plan, seconds: float) -> str:
     body = {"model": plan.model_names[0], "messages": [question], "temperature": 0}
     key = '-H "Authorization: Bearer $QUIRE_API_KEY" ' if plan.keys_needed else ""
     return (
-        f"\nQuire is ready after {seconds:.1f} s: OpenAI API http://{plan.gateway.address}/v1, "
+        f"\nQuire is ready after {seconds:.1f} s: OpenAI API {plan.url}/v1, "
         f"gRPC {plan.router.address}, model {plan.model_names[0]}\n"
-        f"  curl http://{plan.gateway.address}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"  curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json' "
         f"{key}-d {shlex.quote(json.dumps(body))}\n\n"
     )

@@ -1,4 +1,4 @@
-"""The processes of one server as a whole: started in order, watched, ended in the reverse order."""
+"""The processes of one server as a whole: started, watched, ended in the reverse order of who uses whom."""
 
 import asyncio
 import time
@@ -28,6 +28,21 @@ class Stack:
         self._console = console
         self._grace = shutdown_timeout + _LEAVE_S
         self._tiers: list[list[Child]] = []
+        self._ready: set[Child] = set()
+
+    async def start_together(self, *tiers: Coroutine[Any, Any, None]) -> None:
+        """Runs several ``start``, in the order of what is used by what, at the same time.
+
+        Raises:
+            StackError: the first of theirs; the others are given up.
+        """
+        tasks = [asyncio.create_task(tier) for tier in tiers]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def start(
         self, plans: Sequence[ProcessPlan], ready: Sequence[Coroutine[Any, Any, None]], limit_s: float
@@ -55,7 +70,7 @@ class Stack:
                 )
                 for end, child in ends.items():
                     if end in done:
-                        raise self._ended(child, " before it was ready" if child in tier else "")
+                        raise self._ended(child, "" if child in self._ready else " before it was ready")
                 if not done:
                     late = [(p.name, c) for p, c, t in zip(plans, tier, probes, strict=True) if not t.done()]
                     raise StackError(
@@ -71,6 +86,7 @@ class Stack:
             for task in probes:
                 task.cancel()
             await asyncio.gather(*probes, return_exceptions=True)
+        self._ready.update(tier)
         self._console.say(f"{names} ready after {time.monotonic() - started:.1f} s")
 
     async def until_one_ends(self) -> None:

@@ -13,7 +13,8 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2, inference_pb2_grpc, registry_pb2_grpc
-from protos.channel import SERVER_OPTIONS
+from protos.channel import add_port, make_server
+from router.access import KeyCheck
 from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
 from router.discovery import Discovery, RegistryServicer
@@ -65,9 +66,9 @@ async def serve(config: RouterConfig) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = make_front(config)
     try:
-        port = server.add_insecure_port(f"{config.host}:{config.port}")
+        port = add_port(server, f"{config.host}:{config.port}", config.tls)
     except RuntimeError:
         logger.error(
             "cannot listen on %s:%d: the port is in use or the address is not this machine's", config.host, config.port
@@ -94,6 +95,13 @@ async def serve(config: RouterConfig) -> int:
     return 0
 
 
+def make_front(config: RouterConfig) -> grpc.aio.Server:
+    """The server that clients call, without services and port; it asks for keys where there are some."""
+    if config.api_keys or config.own_key is not None:
+        return make_server(config.tls, KeyCheck(config.api_keys, config.own_key))
+    return make_server(config.tls)
+
+
 class Router:
     """The parts of one router, put together around a gRPC server that is not started yet.
 
@@ -104,7 +112,7 @@ class Router:
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, server: grpc.aio.Server) -> None:
         self._server = server
         self._readiness = asyncio.Event()
-        self._fleet = Fleet(tokenizer.model_vocab_size, config.worker_timeout)
+        self._fleet = Fleet(tokenizer.model_vocab_size, config.worker_timeout, config.worker_tls)
         self._discovery = Discovery(config.worker_urls, self._fleet.set_addresses)
         index, counters = PrefixIndex(), TenantCounters()
         order = FairQueue(counters)

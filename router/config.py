@@ -1,10 +1,22 @@
-"""The router's settings: flags with vLLM's names, parsed once into a frozen value. Knows only the standard library."""
+"""The router's settings: flags with vLLM's names, parsed once into a frozen value. Imports no gRPC."""
 
 import argparse
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from protos.api_keys import (
+    OWN_KEY_VARIABLE,
+    ApiKey,
+    KeyFileError,
+    add_key_arguments,
+    digest_of,
+    keys_from_args,
+    own_key,
+)  # fmt: skip
+from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
 
 PROG = "quire router"
 DNS_SCHEME = "dns:///"
@@ -40,11 +52,27 @@ class RouterConfig:
     max_attempts: int = 3
     shutdown_timeout: float = 30.0
     log_level: str = "info"
+    # Of --api-key, QUIRE_API_KEY and --api-keys-file together.
+    api_keys: tuple[ApiKey, ...] = ()
+    # SHA-256 of the processes' own key. With neither, nobody needs one.
+    own_key: bytes | None = field(default=None, repr=False)
+    tls: ServerTls | None = None
+    worker_tls: ClientTls | None = None
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "RouterConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible."""
-        values = {name: getattr(args, name) for name in cls.__dataclass_fields__}
+        try:
+            own = own_key(os.environ)
+            made: dict[str, Any] = {
+                "api_keys": keys_from_args(args),
+                "own_key": digest_of(own) if own else None,
+                "tls": ServerTls.from_args(args),
+                "worker_tls": ClientTls.from_args(args, "worker"),
+            }
+        except (KeyFileError, TlsError) as error:
+            raise ConfigError(str(error)) from error
+        values = made | {name: getattr(args, name) for name in cls.__dataclass_fields__ if name not in made}
         urls = [url for given in args.worker_urls for url in given.split(",") if url]
         values["worker_urls"] = tuple(dict.fromkeys(urls))
         values["served_model_name"] = tuple(dict.fromkeys(args.served_model_name or ()))
@@ -82,6 +110,16 @@ class RouterConfig:
                 raise ConfigError(f"{_flag(name)} is {getattr(self, name)}; it must be above 0 seconds")
         if not 0 <= self.shutdown_timeout < math.inf:
             raise ConfigError(f"--shutdown-timeout is {self.shutdown_timeout}; it must be 0 seconds or more")
+        if fault := not_enforced(self.api_keys):
+            raise ConfigError(
+                f"--api-keys-file: {fault}, which gateways enforce and the router does not; give it keys without, or, "
+                f"for calls of gateways alone, no file and the variable {OWN_KEY_VARIABLE}"
+            )
+        if self.enable_worker_registration and self.api_keys and self.own_key is None:
+            raise ConfigError(
+                f"--enable-worker-registration: where clients have keys, workers register with one of their own; set "
+                f"the variable {OWN_KEY_VARIABLE} to the same for router, workers and gateways"
+            )
         for name in ("model", "tokenizer", "chat_template"):
             path = getattr(self, name)
             if path is not None and not path.exists():
@@ -94,6 +132,15 @@ class RouterConfig:
             return self.served_model_name
         path = self.model.resolve()
         return (path.stem if path.suffix == ".gguf" else path.name,)
+
+
+def not_enforced(keys: tuple[ApiKey, ...]) -> str:
+    """What some key is given that only a gateway holds it to; empty: nothing."""
+    for key in keys:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests", "output_policy"):
+            if getattr(key, name) is not None:
+                return f"the key with sha256 {key.sha256.hex()[:8]}... has {name}"
+    return ""
 
 
 def _flag(name: str) -> str:
@@ -174,6 +221,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="workers in a row that may be lost with a request, none of which brought its output further, before it "
         "fails (default %(default)s)",
     )  # fmt: skip
+    add_key_arguments(group)
     group.add_argument(
         "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",
         help="seconds that running requests get after SIGTERM (default %(default)s)",
@@ -182,6 +230,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-level", default=default.log_level, choices=("debug", "info", "warning", "error"),
         help="least severe messages that are logged (default %(default)s)",
     )  # fmt: skip
+    add_server_arguments(parser)
+    add_client_arguments(parser, "worker")
 
 
 def parse_args(argv: list[str] | None = None) -> RouterConfig:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from protos import worker_pb2
+from protos.tls import ClientTls
 from router.recovery import Recovery
 from router.worker_link import LinkListener, LinkLost, WorkerLink
 
@@ -32,11 +33,13 @@ class Fleet:
     Args:
         min_vocab_size: a model with fewer tokens does not belong to the tokenizer.
         worker_timeout: seconds without a sign of life after which a worker counts as lost.
+        tls: of connections to workers.
     """
 
-    def __init__(self, min_vocab_size: int, worker_timeout: float) -> None:
+    def __init__(self, min_vocab_size: int, worker_timeout: float, tls: ClientTls | None = None) -> None:
         self._min_vocab_size = min_vocab_size
         self._worker_timeout = worker_timeout
+        self._tls = tls
         self._make_link: Callable[[str], WorkerLink] | None = None
         self._tasks: dict[asyncio.Task[None], WorkerLink] = {}
         # What each source knows.
@@ -47,7 +50,9 @@ class Fleet:
         """From here on ``set_addresses`` may be called."""
 
         def make_link(address: str) -> WorkerLink:
-            return WorkerLink(address, self._worker_timeout, self._check, listener, recovery, self._others_work)
+            return WorkerLink(
+                address, self._tls, self._worker_timeout, self._check, listener, recovery, self._others_work
+            )
 
         self._make_link = make_link
 

@@ -51,5 +51,7 @@ def _worker(link: WorkerLink, view: WorkerView | None) -> inference_pb2.GetLoadR
     worker.preemptions = load.num_preemptions
     worker.backlog_tokens = view.backlog
     worker.prefill_tokens_per_second = view.prefill_rate
+    if link.hello is not None:
+        worker.start_seconds.update(link.hello.start_seconds)
     worker.draft_tokens, worker.accepted_tokens = load.draft_tokens, load.accepted_tokens
     return worker

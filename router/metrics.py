@@ -85,6 +85,14 @@ class RouterCollector(Collector):
                     metric.add_metric([worker.address], value(worker))
                 yield metric
 
+        starts = GaugeMetricFamily(
+            "quire_worker_start_seconds", "What the worker's start took.", labels=["worker", "phase"]
+        )
+        for worker in present:
+            for phase, seconds in worker.start_seconds.items():
+                starts.add_metric([worker.address, phase], seconds)
+        yield starts
+
     def expose(self) -> bytes:
         """All samples in Prometheus' text format 0.0.4."""
         return generate_latest(self._registry)

@@ -10,6 +10,7 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from protos import inference_pb2, inference_pb2_grpc
+from router.access import hold_to_key, may_cancel
 from router.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -106,6 +107,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if self._draining:
             raise Unavailable("the router is shutting down; send the request again")
         self._check_model(message.model)
+        hold_to_key(message)
         limits = self._limits()
         params = check_generate(message, self._tokenizer.eos_token_ids, limits.vocab_size, limits.takes_priorities)
         request_id = message.request_id or f"gen-{uuid.uuid4().hex}"
@@ -175,7 +177,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         response = inference_pb2.CancelResponse()
         for request_id in message.request_ids:
             request = self._running.get(request_id)
-            if request is None or request.ended:
+            if request is None or request.ended or not may_cancel(request.params.tenant):
                 response.results.add(request_id=request_id, outcome=_NOT_FOUND)
             else:
                 request.fail(RequestCancelled("the request was cancelled"))

@@ -14,7 +14,8 @@ import grpc
 from grpc.aio import StreamStreamCall
 
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
-from protos.channel import CHANNEL_OPTIONS
+from protos.channel import CHANNEL_OPTIONS, LOADING, open_channel
+from protos.tls import ClientTls, explain_failure
 from router.circuit_breaker import CircuitBreaker
 from router.errors import InvalidArgument
 from router.heartbeat import Health, Heartbeat
@@ -51,9 +52,11 @@ _GIVEN_UP = (sampling_pb2.FINISH_REASON_CANCELLED, sampling_pb2.FINISH_REASON_ER
 class LinkLost(Exception):
     """The stream ended or cannot be trusted; the message is for the log."""
 
-    def __init__(self, message: str, loss: Loss = Loss.FAILED) -> None:
+    def __init__(self, message: str, loss: Loss = Loss.FAILED, *, loading: bool = False) -> None:
         super().__init__(message)
         self.loss = loss
+        # The worker is there, and will take streams soon.
+        self.loading = loading
 
 
 class LinkListener(Protocol):
@@ -92,6 +95,7 @@ class WorkerLink:
 
     Args:
         address: host:port.
+        tls: of its connections.
         worker_timeout: seconds without a Pong after which the worker counts as lost.
         check: raises LinkLost when the worker does not belong to the fleet.
         listener: is told of changes.
@@ -102,6 +106,7 @@ class WorkerLink:
     def __init__(
         self,
         address: str,
+        tls: ClientTls | None,
         worker_timeout: float,
         check: Callable[["WorkerLink", worker_pb2.Hello], None],
         listener: LinkListener,
@@ -109,6 +114,7 @@ class WorkerLink:
         others_work: Callable[["WorkerLink"], bool],
     ) -> None:
         self.address = address
+        self._tls = tls
         self.hello: worker_pb2.Hello | None = None
         self.slots = SlotTable(0)
         self._timeout = worker_timeout
@@ -180,9 +186,10 @@ class WorkerLink:
             try:
                 await self._connect()
             except LinkLost as lost:
-                if self.hello is not None:
+                if self.hello is not None or lost.loading:
                     backoff = FIRST_BACKOFF_S
-                self._down(str(lost), lost.loss)
+                level = logging.INFO if lost.loading else logging.WARNING
+                self._down(explain_failure(str(lost), self._tls), lost.loss, level)
             except Exception:
                 logger.exception("worker %s: its link failed and is made anew", self.address)
             finally:
@@ -192,7 +199,7 @@ class WorkerLink:
 
     async def _connect(self) -> None:
         """One stream, from its first message to its end. Raises LinkLost, always."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+        async with open_channel(self.address, _OPTIONS, self._tls) as channel:
             call: Call = worker_pb2_grpc.WorkerStub(channel).Connect()
             tasks: list[asyncio.Task[None]] = []
             try:
@@ -244,7 +251,7 @@ class WorkerLink:
         self._listener.readiness_changed()
         self._listener.capacity_changed()
 
-    def _down(self, reason: str, loss: Loss) -> None:
+    def _down(self, reason: str, loss: Loss, level: int = logging.WARNING) -> None:
         """The stream is gone; what ran through it goes on elsewhere, the oldest slots' choices first."""
         hello, self.hello = self.hello, None
         was_up = hello is not None
@@ -259,7 +266,8 @@ class WorkerLink:
             self._listener.readiness_changed()
         self._had_room = False
         if reason and reason != self._last_loss:  # a worker that is away for hours is worth one line
-            logger.warning("worker %s: %s%s", self.address, reason, f"; {len(lost)} sequences move on" if lost else "")
+            moved = f"; {len(lost)} sequences move on" if lost else ""
+            logger.log(level, "worker %s: %s%s", self.address, reason, moved)
             self._last_loss = reason
         if lost:
             self._note_loss(loss)
@@ -463,7 +471,8 @@ async def _next(call: Call) -> worker_pb2.WorkerMessage:
     try:
         message: Any = await call.read()
     except grpc.aio.AioRpcError as error:
-        raise LinkLost(f"{error.code().name}: {error.details()}", Loss.CRASHED) from None
+        loading = LOADING[0] in tuple(error.trailing_metadata() or ())
+        raise LinkLost(f"{error.code().name}: {error.details()}", Loss.CRASHED, loading=loading) from None
     if message is grpc.aio.EOF:
         raise LinkLost("it closed the stream")
     received: worker_pb2.WorkerMessage = message

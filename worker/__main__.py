@@ -7,16 +7,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from protos import worker_pb2, worker_pb2_grpc
-from protos.channel import SERVER_OPTIONS
+from protos.channel import add_port, make_server
 from worker.config import PROG, ConfigError, WorkerConfig, parse_args
 from worker.grammar import GrammarCompiler
 from worker.phases import StartPhases
@@ -62,13 +62,14 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
 
+    phases = StartPhases()
     # The port is bound and answers health checks before the model is loaded: a probe can tell "starting" from "gone".
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = make_server(config.tls)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     address = f"{config.host}:{config.port}"
     try:
-        port = server.add_insecure_port(address)
+        port = add_port(server, address, config.tls)
     except RuntimeError:
         logger.error("cannot listen on %s: the port is in use or the address is not this machine's", address)
         return 1
@@ -80,7 +81,7 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
     await server.start()
     logger.info("listening on %s:%d, loading the model", config.host, port)
 
-    loading = asyncio.create_task(asyncio.to_thread(load or _load, config))
+    loading = asyncio.create_task(asyncio.to_thread(load or partial(_load, phases), config))
     await _first_of(loading, stop.wait())
     if not loading.done():
         os._exit(0)  # a thread that loads weights cannot be interrupted, and nothing was promised to anyone yet
@@ -93,7 +94,7 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
     gc.collect()
     gc.freeze()
     engine, limits, vocabulary = built
-    servicer.start(engine, limits, GrammarCompiler(vocabulary, limits.vocab_size))
+    servicer.start(engine, limits, GrammarCompiler(vocabulary, limits.vocab_size), phases.seconds)
     await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     logger.info("ready on %s:%d", config.host, port)
     registration = _registration(config, port)
@@ -119,12 +120,11 @@ def _registration(config: WorkerConfig, port: int) -> Registration | None:
     if not config.register:
         return None
     host, named_port = config.advertised
-    return Registration(config.register, host, named_port or port)
+    return Registration(config.register, host, named_port or port, config.router_tls, config.router_api_key)
 
 
-def _load(config: WorkerConfig) -> "Built | None":
+def _load(phases: StartPhases, config: WorkerConfig) -> "Built | None":
     """The engine and the vocabulary, or None when it cannot be built; then the reason was logged in one line."""
-    phases = StartPhases()
     with phases.phase("imports"):
         # Imports torch, which takes seconds: not before the port answers.
         from worker.loader import open_checkpoint

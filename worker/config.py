@@ -1,9 +1,13 @@
 """The worker's settings: flags with vLLM's names, parsed once into a frozen value. Knows no torch."""
 
 import argparse
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from protos.api_keys import KeyFileError, own_key
+from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
 from worker.speculation.config import SpeculativeConfig, parse_speculative_config
 
 PROG = "quire worker"
@@ -51,12 +55,21 @@ class WorkerConfig:
     advertise: str = ""
     shutdown_timeout: float = 30.0
     log_level: str = "info"
+    tls: ServerTls | None = None
+    router_tls: ClientTls | None = None
+    # Shown to the router of --register; empty: none.
+    router_api_key: str = field(default="", repr=False)
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "WorkerConfig":
         """Builds the settings from parsed flags. Raises ConfigError for what is impossible or not supported."""
         _refuse_unsupported(args)
-        values = {name: getattr(args, name) for name in cls.__dataclass_fields__}
+        try:
+            made: dict[str, Any] = {"router_api_key": own_key(os.environ)}
+            made |= {"tls": ServerTls.from_args(args), "router_tls": ClientTls.from_args(args, "router")}
+        except (KeyFileError, TlsError) as error:
+            raise ConfigError(str(error)) from error
+        values = made | {name: getattr(args, name) for name in cls.__dataclass_fields__ if name not in made}
         if args.speculative_config is not None:
             try:
                 values["speculative_config"] = parse_speculative_config(args.speculative_config)
@@ -96,6 +109,8 @@ class WorkerConfig:
             value = getattr(self, name)
             if value and _host_and_port(value) is None:
                 raise ConfigError(f"{_flag(name)} is {value!r}; it must be HOST:PORT, say 10.0.0.7:50061")
+        if self.router_tls is not None and not self.register:
+            raise ConfigError("--router-ssl-ca-certs is of calls to the router of --register; give both")
         if self.advertise and not self.register:
             raise ConfigError("--advertise says where --register tells a router to find this worker; give both")
 
@@ -151,6 +166,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         group.add_argument(
             "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default %(default)s"
         )
+        add_server_arguments(parser)
+        add_client_arguments(parser, "router")
     group = parser.add_argument_group("worker: model")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto: cuda if present)")
     group.add_argument(

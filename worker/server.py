@@ -3,15 +3,18 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 from grpc.aio import ServicerContext
 
 from protos import worker_pb2, worker_pb2_grpc
+from protos.channel import LOADING
 from worker.engine import Engine, EngineLimits
 from worker.engine_loop import EngineLoop
 from worker.grammar import Constraint, GrammarCompiler, GrammarError
@@ -24,6 +27,8 @@ from worker.wire import blamed_field
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 2
+# How long a stream waits for a model that is still loaded before it is refused.
+LOADING_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Serving:
     limits: EngineLimits
     max_slots: int
     grammars: GrammarCompiler
+    start_seconds: Mapping[str, float]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -47,6 +53,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._worker_id = worker_id
         self._epoch = secrets.randbits(63) | 1
         self._serving: Serving | None = None
+        self._started = asyncio.Event()
         self._streams: set[RouterStream] = set()
         self._subscribers: set[RouterStream] = set()
         self._owners: dict[Sequence, RouterStream] = {}
@@ -57,13 +64,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._idle.set()
         self.failed = asyncio.Event()
 
-    def start(self, engine: Engine, limits: EngineLimits, grammars: GrammarCompiler) -> None:
-        """Starts the engine's thread and accepts streams from here on."""
+    def start(
+        self,
+        engine: Engine,
+        limits: EngineLimits,
+        grammars: GrammarCompiler,
+        start_seconds: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Starts the engine's thread and accepts streams from here on; routers are told ``start_seconds``, by phase."""
         # A few more slots than can run, so that a sequence that ends is followed at once.
         max_slots = limits.max_num_seqs + max(4, limits.max_num_seqs // 4)
         loop = EngineLoop(engine, self._on_output, self._on_prefix_changes, self._on_failure)
         self._load = loop.start()
-        self._serving = Serving(loop, limits, max_slots, grammars)
+        self._serving = Serving(loop, limits, max_slots, grammars, start_seconds)
+        self._started.set()
 
     async def drain(self, grace: float) -> None:
         """Refuses new sequences, gives running ones ``grace`` seconds, then ends all streams and the engine."""
@@ -84,10 +98,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: "ServicerContext[Any, Any]"
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
         """One router's stream, from Hello to its end; what it left running is cancelled then."""
+        if self._serving is None:
+            # Who is there already when the model is loaded is let in at once.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._started.wait(), LOADING_WAIT_S)
         serving = self._serving
         if serving is None or self._draining:
             state = "shutting down" if self._draining else "still loading its model"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {self._worker_id} is {state}")
+            told = () if self._draining else LOADING
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {self._worker_id} is {state}", told)
             raise AssertionError("abort raises")
         stream = RouterStream(
             serving.limits,
@@ -133,6 +152,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             max_slots=serving.max_slots,
             takes_priorities=limits.takes_priorities,
             enable_prefix_caching=limits.enable_prefix_caching,
+            start_seconds=serving.start_seconds,
         )
 
     def _pong(self, serving: Serving) -> worker_pb2.Pong:

@@ -7,10 +7,10 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access.key_file import ApiKey, digest_of
 from gateway.access.limits import KeyUse
 from gateway.error_replies import error_reply
 from gateway.errors import ApiError
+from protos.api_keys import ApiKey, digest_of
 
 # The built-in page is no secret; what it then asks for needs a key, which is typed into it.
 PAGE_PATHS = frozenset(("/", "/page/style.css", "/page/api.js", "/page/chat.js", "/page/fleet.js"))

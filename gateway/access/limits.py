@@ -3,9 +3,9 @@
 import math
 from collections import deque
 
-from gateway.access.key_file import ApiKey
 from gateway.errors import ApiError
 from gateway.output_policy.text_filter import CompiledPolicy
+from protos.api_keys import ApiKey
 
 MINUTE_S = 60
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gateway.access.key_file import OutputPolicy
 from gateway.output_policy.pattern import BannedPatterns
+from protos.api_keys import OutputPolicy
 
 REDACTED = "[redacted]"
 # Characters that may become a match. More of them count as one: they can be neither shown nor kept for ever.

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
-from protos.channel import SERVER_OPTIONS
+from protos.channel import LOADING, add_port, make_server
+from protos.tls import ServerTls
 
 STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
 Key = tuple[int, int]
@@ -65,6 +66,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         token: output token by prompt and index.
         merge: steps whose tokens go into one batch.
         reject: reasons with which the next Submits are refused.
+        tls: of its port.
+        loading: so many streams are refused, as if the model were loaded meanwhile.
         hello: fields that differ from the usual ones.
 
     Attributes:
@@ -83,12 +86,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         token: Callable[[list[int], int], int] = count_up,
         merge: int = 1,
         reject: list[int] | None = None,
+        tls: ServerTls | None = None,
+        loading: int = 0,
         **hello: Any,
     ) -> None:
         self.port = port
         self.token = token
         self.merge = merge
         self.reject = reject or []
+        self.tls = tls
+        self.loading = loading
         self.hello = {
             "protocol_version": 2, "worker_id": "fake", "epoch": secrets.randbits(63), "model": "demo",
             "manifest_hash": "m", "vocab_size": 49152, "block_size": 16, "num_blocks": 100, "max_model_len": 512,
@@ -118,9 +125,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         return self.streams[-1]
 
     async def __aenter__(self) -> "FakeWorker":
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = make_server(self.tls)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(self.address)
+        self.port = add_port(self._server, self.address, self.tls)
         await self._server.start()
         return self
 
@@ -143,6 +150,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Connect(
         self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: Any
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        if self.loading:
+            self.loading -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "still loading", LOADING)
         stream = Stream()
         self.streams.append(stream)
         tasks = [asyncio.create_task(self._read(stream, request_iterator)), asyncio.create_task(self._run(stream))]

@@ -13,8 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from protos import inference_pb2, inference_pb2_grpc
-from protos.channel import SERVER_OPTIONS
-from router.__main__ import SERVICE, Router
+from router.__main__ import SERVICE, Router, make_front
 from router.config import RouterConfig
 from router.tokenizer import Tokenizer
 from tests.integration.fake_worker import FakeWorker
@@ -145,7 +144,7 @@ async def running_router(tokenizer: Tokenizer, *workers: FakeWorker | str, **set
     """A router in front of running workers (or addresses), and a client of it."""
     addresses = tuple(worker if isinstance(worker, str) else worker.address for worker in workers)
     config = RouterConfig(Path("demo"), addresses, **{"port": 0, "served_model_name": ("demo", "alias"), **settings})
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = make_front(config)
     port = server.add_insecure_port("127.0.0.1:0")
     router = Router(config, tokenizer, server)
     await router.start()

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.access.key_file import ApiKey, digest_of
+from protos.api_keys import ApiKey, digest_of
 from tests.doubles.processes import wait_until
 from tests.integration.fake_inference import MODEL, FakeInference, running_stack
 

@@ -6,9 +6,9 @@ import grpc
 import httpx
 import pytest
 
-from gateway.access.key_file import ApiKey, digest_of
 from gateway.messages.replies import MessagesErrorReply
 from protos import inference_pb2
+from protos.api_keys import ApiKey, digest_of
 from tests.integration.fake_inference import MODEL, Failure, FakeInference, retry_after, running_stack
 
 ASK = {"role": "user", "content": "Hello there"}

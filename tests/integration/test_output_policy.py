@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.__main__ import main
-from gateway.access.key_file import ApiKey, OutputPolicy, digest_of
 from protos import inference_pb2, sampling_pb2
+from protos.api_keys import ApiKey, OutputPolicy, digest_of
 from tests.doubles.processes import wait_until
 from tests.integration.fake_inference import MODEL, FakeInference, running_stack
 

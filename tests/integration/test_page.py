@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from gateway.access.guard import PAGE_PATHS
-from gateway.access.key_file import ApiKey, digest_of
 from gateway.fleet_reply import FleetReply
 from protos import inference_pb2
+from protos.api_keys import ApiKey, digest_of
 from tests.doubles.chromium import Page, find_chromium
 from tests.integration.fake_inference import MODEL, Failure, FakeInference, running_stack
 

@@ -23,6 +23,13 @@ def held(worker: FakeWorker) -> FakeWorker:
     return worker
 
 
+async def test_a_worker_that_loads_its_model_is_asked_again_at_once(demo_tokenizer):
+    # At the pace at which workers that are away are looked for, this would take more than half a minute.
+    async with FakeWorker(loading=20) as worker, running_router(demo_tokenizer, worker) as client:
+        assert worker.loading == 0
+        await client.generate(stopping=up_to(2))
+
+
 async def test_credit_bounds_what_is_under_way_and_is_replenished(demo_tokenizer):
     async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
         # The fake sends no batch without credit, so it comes to an end only if credit is replenished.

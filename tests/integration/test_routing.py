@@ -292,8 +292,11 @@ async def test_metrics_show_how_well_the_router_foretells(demo_tokenizer):
         assert float(samples[f'quire_worker_ready{{worker="{fake.address}"}}']) == 1
 
 
+TIMED = {"start_seconds": {"KV cache": 0.5, "weights": 2.0}}
+
+
 async def test_the_load_of_each_worker_is_told(demo_tokenizer):
-    async with FakeWorker(**CACHING) as fake, running_router(demo_tokenizer, fake, "127.0.0.1:1") as client:
+    async with FakeWorker(**CACHING, **TIMED) as fake, running_router(demo_tokenizer, fake, "127.0.0.1:1") as client:
         fake.pong = {
             "load": worker_pb2.Load(running=3, waiting=2, free_blocks=500, cached_blocks=200, num_preemptions=7)
         }
@@ -316,6 +319,9 @@ async def test_the_load_of_each_worker_is_told(demo_tokenizer):
         assert float(samples[f"quire_worker_kv_cache_usage_perc{label}"]) == 0.3
         assert float(samples[f"quire_worker_num_requests_running{label}"]) == 3
         assert float(samples[f"quire_worker_prefix_cache_hits_total{label}"]) == 3
+        label = f'worker="{fake.address}"'
+        assert float(samples[f'quire_worker_start_seconds{{phase="KV cache",{label}}}']) == 0.5
+        assert float(samples[f'quire_worker_start_seconds{{phase="weights",{label}}}']) == 2.0
         # A worker that is away is not there, and has no figures.
         assert {line.split()[0] for line in samples if '127.0.0.1:1"' in line} == {
             'quire_worker_ready{worker="127.0.0.1:1"}'

@@ -164,6 +164,9 @@ def test_its_metrics_show_the_worker_too(server: Server, client: openai.OpenAI) 
     assert figures["quire_worker_ready"] == 1
     assert figures["quire_worker_prefix_cache_queries_total"] > 2
     assert figures["quire_worker_kv_blocks_free"] + figures["quire_worker_kv_blocks_cached"] > 0
+    phases = dict(re.findall(r'^quire_worker_start_seconds{phase="([^"]+)",.*} (.*)$', text, re.MULTILINE))
+    assert {"imports", "weights", "warm-up"} <= set(phases)
+    assert 0 < sum(map(float, phases.values())) < START_S
     assert "\nquire_router_num_requests_waiting 0.0\n" in text
 
 

@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from gateway.access.key_file import ApiKey, digest_of
 from gateway.service_tier import CLASSES
+from protos.api_keys import ApiKey, digest_of
 from tests.integration.fake_inference import MODEL, FakeInference, running_stack
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello there"}]}

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from protos import sampling_pb2, worker_pb2, worker_pb2_grpc
+from protos.channel import LOADING
 from protos.prefix import block_hashes
 from tests.doubles.fake_runner import STOP, VOCAB, FakeRunner, next_token
 from tests.doubles.prefix_mirror import PrefixMirror, split
@@ -194,6 +195,19 @@ async def test_before_the_model_is_loaded_the_stream_is_refused(worker):
             await worker_pb2_grpc.WorkerStub(channel).Connect().read()
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "loading" in error.value.details()
+        assert LOADING[0] in tuple(error.value.trailing_metadata())
+
+
+async def test_who_waits_while_the_model_is_loaded_is_let_in_then(worker, monkeypatch):
+    monkeypatch.setattr("worker.server.LOADING_WAIT_S", 60.0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as channel:
+        call = worker_pb2_grpc.WorkerStub(channel).Connect()
+        hello = asyncio.create_task(call.read())
+        await asyncio.sleep(0.2)
+        assert not hello.done()
+        worker.begin()
+        assert (await asyncio.wait_for(hello, 10)).hello.worker_id == "w0"
+        call.cancel()
 
 
 async def test_without_credit_everything_is_merged(worker):

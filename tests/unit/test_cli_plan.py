@@ -112,13 +112,14 @@ def test_no_proxy_stands_between_the_processes() -> None:
 
 
 @pytest.mark.parametrize("flags", [["--api-key", "secret"], []])
-def test_where_clients_need_keys_grpc_stays_on_this_machine(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_clients_need_keys_both_ports_ask_for_them(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if not flags:
         monkeypatch.setenv("QUIRE_API_KEY", "secret")
     plan = make_plan(parse_args([*ANY_PORTS, "--host", "0.0.0.0", *flags]), Path("m.gguf"), {"PATH": "/bin"})
     hosts = [process.args[process.args.index("--host") + 1] for process in (plan.router, plan.gateway)]
-    assert hosts == ["127.0.0.1", "0.0.0.0"]
-    assert ("--api-key" in plan.gateway.args) == bool(flags)
+    assert hosts == ["0.0.0.0", "0.0.0.0"]
+    for process in (plan.router, plan.gateway):
+        assert ("--api-key" in process.args) == bool(flags)
     # What is printed to be pasted works, and shows no secret.
     assert "Bearer $QUIRE_API_KEY" in ready_message(plan, 1.0)
     assert "secret" not in ready_message(plan, 1.0)

@@ -185,6 +185,27 @@ async def test_an_earlier_tier_is_watched_while_a_later_one_starts(stack: Stack,
         await stack.start([make_plan("router", POLITE)], [never()], 20.0)
 
 
+async def test_tiers_start_together_and_the_first_failure_is_that_of_all(stack: Stack, make_plan: MakePlan) -> None:
+    async def after(name: str) -> None:
+        await until_there("worker 0", "router", name)  # none of them is ready before all were started
+
+    await stack.start_together(
+        stack.start([make_plan("worker 0", POLITE)], [after("worker 0")], 20.0),
+        stack.start([make_plan("router", POLITE)], [after("router")], 20.0),
+    )
+    await stack.stop()
+    assert ends() == ["router", "worker 0"]
+
+
+async def test_who_fails_while_others_start_is_named(stack: Stack, make_plan: MakePlan) -> None:
+    with pytest.raises(StackError, match="worker 0 ended with status 1 before it was ready") as raised:
+        await stack.start_together(
+            stack.start([make_plan("worker 0", "import sys\nsys.exit('no such model')")], [never()], 20.0),
+            stack.start([make_plan("router", POLITE)], [never()], 20.0),
+        )
+    assert raised.value.last_lines == ("no such model",)
+
+
 async def test_a_start_has_an_end(stack: Stack, make_plan: MakePlan) -> None:
     plans = [make_plan("worker 0", POLITE), make_plan("worker 1", POLITE)]
     with pytest.raises(StackError, match=r"^worker 1 was not ready after 0 s; --startup-timeout"):
@@ -236,13 +257,15 @@ asyncio.run(serve_plan(Plan(("m",), (process,), process, process), 60.0, 60.0))
     with subprocess.Popen(command, env=plan.environment, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stderr is not None
         wait_until(lambda: there("here"))
-        child = int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text())
+        listed = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        wait_until(lambda: len(listed.read_text().split()) == 3)  # all are started at once
+        children = listed.read_text().split()
         parent.send_signal(signal.SIGINT)
         lines = iter(parent.stderr.readline, "")
         assert any("SIGINT: stopping" in line for line in lines)
         parent.send_signal(signal.SIGINT)
         assert parent.wait(20) == 130
-    wait_until(lambda: not alive(child))
+    wait_until(lambda: not any(alive(int(child)) for child in children))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gateway.access import guard
 from gateway.access.guard import KeyRing
-from gateway.access.key_file import ApiKey, KeyFileError, OutputPolicy, digest_of, read_keys
 from gateway.access.limits import MINUTE_S, KeyUse, MinuteWindow
 from gateway.config import ConfigError, parse_args
 from gateway.errors import ApiError
+from protos.api_keys import ApiKey, KeyFileError, OutputPolicy, digest_of, read_keys
 
 SECRET = hashlib.sha256(b"secret").hexdigest()
 

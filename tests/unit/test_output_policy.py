@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.access.key_file import OutputPolicy
 from gateway.output_policy.pattern import BannedPatterns, PatternError
 from gateway.output_policy.text_filter import MAX_HELD_CHARS, REDACTED, CompiledPolicy, TextFilter
+from protos.api_keys import OutputPolicy
 
 CHARS = "ab é1"
 ATOMS = st.sampled_from([*CHARS, ".", "[ab]", "[^a]", r"\d", r"\w", r"\W", r"\s", r"\S", r"[\db]", r"[\Wa]", r"[^\W]"])

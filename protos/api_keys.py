@@ -1,18 +1,27 @@
-"""API keys as settings: a digest instead of the key, and what its owner may do. Knows only the standard library."""
+"""API keys as settings of gateway and router: a digest instead of the key, and what its owner may do.
 
+Knows only the standard library.
+"""
+
+import argparse
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+KEY_VARIABLE = "QUIRE_API_KEY"
+# The key that the processes show each other: clients have no use for it.
+OWN_KEY_VARIABLE = "QUIRE_ROUTER_API_KEY"
 # The router takes 256 for the tenant with its user.
 _MAX_TENANT_CHARS = 200
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
 
 
 class KeyFileError(ValueError):
-    """A file of keys cannot be used; the message says where and why."""
+    """A file of keys, or a key, cannot be used; the message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,61 @@ class ApiKey:
     max_concurrent_requests: int | None = None
     output_policy: OutputPolicy | None = None
 
+    @property
+    def account(self) -> str:
+        """In whose name its requests wait: the tenant, or what stands for the key where it has none."""
+        return self.tenant or self.sha256[:8].hex()
+
 
 def digest_of(key: str) -> bytes:
     """What stands for a key everywhere but in clients."""
     return sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def add_key_arguments(group: "argparse._ArgumentGroup") -> None:
+    """Adds the flags by which keys are given."""
+    group.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help=f"a key that lets clients in; may be given several times. The variable {KEY_VARIABLE} is one more, which "
+        "lists of processes do not show (default: nobody needs a key)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-keys-file", type=Path, metavar="FILE",
+        help="JSON with more keys, as SHA-256, each with its tenant and limits",
+    )  # fmt: skip
+
+
+def keys_from_args(args: argparse.Namespace) -> tuple[ApiKey, ...]:
+    """Every key of flags and environment, once. Raises KeyFileError."""
+    given = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    for key in given:
+        _check_sendable(key, "--api-key")
+    try:
+        filed = read_keys(args.api_keys_file) if args.api_keys_file is not None else ()
+    except KeyFileError as error:
+        raise KeyFileError(f"--api-keys-file: {error}") from error
+    known = {key.sha256: key for key in (*(ApiKey(digest_of(key)) for key in given), *filed)}
+    return tuple(known.values())
+
+
+def own_key(environ: Mapping[str, str]) -> str:
+    """The key that the processes show each other; empty: there is none. Raises KeyFileError."""
+    key = environ.get(OWN_KEY_VARIABLE, "")
+    if key:
+        _check_sendable(key, OWN_KEY_VARIABLE)
+    return key
+
+
+def key_metadata(key: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call that shows a key; empty without one."""
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+def _check_sendable(key: str, where: str) -> None:
+    if not (key.isascii() and key.isprintable() and key.split() == [key]):
+        raise KeyFileError(
+            f"{where} must be letters, digits and signs of ASCII without spaces, as it travels in a header"
+        )
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
