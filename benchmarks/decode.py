@@ -156,6 +156,7 @@ def main() -> None:
         WorkerConfig(
             model=args.model, device=args.device, dtype=args.dtype, load_format="dummy", max_model_len=limit,
             quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype,
+            max_num_prefill_tokens_with_decodes=0,
             max_num_seqs=max(args.batch), num_gpu_blocks_override=max(args.batch) * -(-limit // 16) + 1,
         )
     )  # fmt: skip

@@ -12,7 +12,7 @@ from worker.models import CausalLM
 from worker.progress import Progress
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.setup import Setup
-from worker.shared_prefixes import PrefixGrouping
+from worker.shared_prefixes import MIN_BYTES_SAVED, PrefixGrouping
 from worker.step_input import HostInputBuilder, InputBuilder
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def prefix_grouping(cache: KVCache, device: torch.device) -> PrefixGrouping:
     from kernels.gpu.decode_attention import num_shares
 
     keys, _ = cache.layer(0)
-    return PrefixGrouping(cache.block_size, num_shares(keys.shape[2], device))
+    bytes_per_token = 2 * keys[0, 0].numel() * keys.element_size()
+    return PrefixGrouping(cache.block_size, num_shares(keys.shape[2], device), MIN_BYTES_SAVED // bytes_per_token)
 
 
 def replays_graphs(config: WorkerConfig, device: torch.device) -> bool:

@@ -13,9 +13,9 @@ import numpy as np
 from kernels.gpu.attention_layout import DECODE_TILE, PREFIX_MEMBERS
 from worker.step_plan import StepPlan
 
-# A group costs another kernel and the merge of what it leaves, some 10 us a layer: as long as reading the keys and
-# values of 10,000 tokens takes an H200 where each has 4 KB in a layer (8 heads of 128, 16 bits). It must save more.
-MIN_TOKENS_SAVED = 16_384
+# Of keys and values in a layer, which a group must save reading: it costs another kernel and the merge of what that
+# leaves, 40 to 70 us on an H200, which reads as much in 60 us (``benchmarks/shared_prefix.py``).
+MIN_BYTES_SAVED = 256 << 20
 MIN_MEMBERS = 4
 # How often a group is looked at for smaller ones with longer prefixes, say all that share a system prompt, then those
 # that share a document too.
@@ -48,10 +48,10 @@ class PrefixGrouping:
     Args:
         block_size: tokens a block.
         wanted_parts: into how many parts the shared keys are cut, about: as many as fill the GPU.
-        min_tokens_saved: by a group.
+        min_tokens_saved: whose keys and values a group must save reading.
     """
 
-    def __init__(self, block_size: int, wanted_parts: int, min_tokens_saved: int = MIN_TOKENS_SAVED) -> None:
+    def __init__(self, block_size: int, wanted_parts: int, min_tokens_saved: int) -> None:
         self._block_size = block_size
         self._wanted_parts = wanted_parts
         self._min_tokens_saved = min_tokens_saved

@@ -123,7 +123,7 @@ class PagedCase:
 
 def _prefix_layout(groups: list[PrefixGroup], contexts: torch.Tensor, wanted_parts: int) -> PrefixLayout:
     """As ``GpuInputBuilder`` makes it."""
-    places, grouping = len(contexts), PrefixGrouping(16, wanted_parts)
+    places, grouping = len(contexts), PrefixGrouping(16, wanted_parts, 1)
     columns = torch.from_numpy(grouping.columns(groups, places))
     tiles, parts = grouping.most(places)
     sequences, members, parts_ = columns.split((3 * places, PREFIX_MEMBERS * tiles, 3 * parts))

@@ -154,12 +154,15 @@ def test_the_groups_that_save_most_are_taken() -> None:
             [*system, *range(document, document + 512), 10_000 + len(tables) + place] for place in range(readers)
         ]
     starts = [len(table) * BLOCK_SIZE - 1 for table in tables]
-    groups = PrefixGrouping(BLOCK_SIZE, 32).find(plan_of(tables, starts))
+    groups = PrefixGrouping(BLOCK_SIZE, 32, 16_384).find(plan_of(tables, starts))
     assert groups == [PrefixGroup(members, 576 * BLOCK_SIZE) for members in members_of(8, 5)]
     assert (
-        PrefixGrouping(BLOCK_SIZE, 32).find(plan_of([[*system, 100 + place] for place in range(9)], [1030] * 9)) == []
+        PrefixGrouping(BLOCK_SIZE, 32, 16_384).find(plan_of([[*system, 100 + place] for place in range(9)], [1030] * 9))
+        == []
     )
-    wide = PrefixGrouping(BLOCK_SIZE, 32).find(plan_of([[*system, 100 + place] for place in range(17)], [1030] * 17))
+    wide = PrefixGrouping(BLOCK_SIZE, 32, 16_384).find(
+        plan_of([[*system, 100 + place] for place in range(17)], [1030] * 17)
+    )
     assert wide == [PrefixGroup(list(range(17)), 1024)]
 
 
