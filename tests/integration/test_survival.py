@@ -95,7 +95,7 @@ async def test_a_drawn_seed_moves_with_its_choices(demo_tokenizer):
         running_router(demo_tokenizer, first, second, policy="round_robin") as client,
     ):
         answer = asyncio.create_task(client.generate(n=4, stopping=up_to(5), output=IDS))
-        await client.until_running(4)
+        await client.until_explained(lambda _: len(first.submits) + len(second.submits) == 4)
         lost, kept = (first, second) if first.submits else (second, first)
         seeds = [submit.sampling.seed for submit in (*first.submits, *second.submits)]
         before = [submit.sampling.seed for submit in lost.submits]
