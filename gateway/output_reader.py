@@ -8,6 +8,8 @@ from typing import Any
 
 from gateway.generation import Ending
 from gateway.output_check import OutputCheck, SchemaCheck, violation
+from gateway.output_policy.part_filter import PartFilter
+from gateway.output_policy.text_filter import CompiledPolicy
 from gateway.parts import Arguments, CallStart, Content, Part, Reasoning
 from gateway.reasoning import ReasoningTokens
 from gateway.text_machine import TextMachine
@@ -56,13 +58,20 @@ class Call:
 class OutputReader:
     """Reads one choice.
 
+    Args:
+        plan: how.
+        policy: what the text has been filtered by; what comes of calls is held to it too.
+
     Attributes:
         content, reasoning: pieces of text.
         calls: of tools.
     """
 
-    def __init__(self, plan: OutputPlan) -> None:
+    def __init__(self, plan: OutputPlan, policy: CompiledPolicy | None = None) -> None:
         self._plan = plan
+        self._filter: PartFilter | None = None
+        if policy is not None and policy.patterns is not None and plan.tools is not None:
+            self._filter = PartFilter(policy)
         self._reasoning = plan.reasoning() if plan.reasoning is not None else None
         self._tools = plan.tools() if plan.tools is not None else None
         self._whole: list[str] = []
@@ -70,12 +79,17 @@ class OutputReader:
         self.reasoning: list[str] = []
         self.calls: list[Call] = []
 
+    @property
+    def ended(self) -> bool:
+        """Whether the policy has ended the output: nothing that comes now is shown."""
+        return self._filter is not None and self._filter.ended
+
     def push(self, text: str) -> list[Delta]:
         """What new text adds to the message."""
         if self._plan.check:
             self._whole.append(text)
         parts: list[Part] = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
-        return self._deltas(self._after_reasoning(parts))
+        return self._deltas(self._allowed(self._after_reasoning(parts)))
 
     def finish(self, ending: Ending) -> tuple[list[Delta], Ending]:
         """What the end adds, and the ending as the client gets it.
@@ -87,6 +101,11 @@ class OutputReader:
         parts = self._after_reasoning([] if self._reasoning is None else self._reasoning.finish())
         if self._tools is not None:
             parts += self._tools.finish()
+        parts = self._allowed(parts)
+        if self._filter is not None:
+            parts += self._filter.finish()
+            if self._filter.matched:
+                ending = Ending("content_filter", None)
         deltas = self._deltas(parts)
         if ending.reason != "stop":
             return deltas, ending
@@ -105,6 +124,9 @@ class OutputReader:
         for part in parts:
             through += self._tools.push(part.text) if isinstance(part, Content) else [part]
         return through
+
+    def _allowed(self, parts: list[Part]) -> list[Part]:
+        return parts if self._filter is None else self._filter.push(parts)
 
     def _deltas(self, parts: list[Part]) -> list[Delta]:
         return [self._delta(part) for part in parts]
