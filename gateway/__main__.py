@@ -19,6 +19,7 @@ from gateway.app import create_app
 from gateway.config import PROG, ConfigError, GatewayConfig, parse_args
 from gateway.listener import listen
 from gateway.processes import run_processes
+from protos.logs import log_to_stderr
 from protos.tls import ServerTls
 
 logger = logging.getLogger("gateway")
@@ -53,9 +54,7 @@ def run_owned(argv: Sequence[str], listener: socket.socket) -> int:
 
 
 def _log(config: GatewayConfig) -> None:
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s gateway %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(config.log_level, "gateway")
     # uvicorn's own notes on starting and stopping say nothing that ours do not.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 

@@ -170,6 +170,15 @@ def test_its_metrics_show_the_worker_too(server: Server, client: openai.OpenAI) 
     assert "\nquire_router_num_requests_waiting 0.0\n" in text
 
 
+def test_clients_write_no_lines_of_the_log(server: Server) -> None:
+    grammar = "x\r1999-12-31 07:00:00,000 ERROR router forged\x1b[2J\n1999-12-31 07:00:00,000 ERROR router forged"
+    body = {"model": server.model, "prompt": "The sea", "structured_outputs": {"grammar": grammar}}
+    assert httpx.post(f"{server.url}/completions", json=body, trust_env=False, timeout=60).status_code == 400
+    server.until_it_says("ERROR router forged")
+    assert not re.search(r"^\w*\s*\d*\s*\|? ?1999-12-31 07", server.output, re.MULTILINE)
+    assert "\x1b" not in server.output
+
+
 def test_many_at_once_get_what_each_gets_alone(server: Server) -> None:
     prompts = [f"Count from {n} to {n + 5}:" for n in range(8)]
     body = {"model": server.model, "temperature": 0, "max_tokens": 12}
