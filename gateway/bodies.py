@@ -15,9 +15,6 @@ from gateway.errors import ApiError, ClientGone, invalid
 from gateway.request_limits import RequestLimits
 from gateway.size_check import check_depth
 
-# Seconds in which a body must have come.
-BODY_TIMEOUT_S = 60.0
-
 Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_PARAM_LENGTH = 256
@@ -64,10 +61,10 @@ class _Json(Request):
         if media_type != "application/json":
             raise ApiError(415, "The body must be JSON, with the header Content-Type: application/json.")
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(limits.body_timeout):
                 raw = await _read(request, limits.max_body_bytes)
         except TimeoutError:
-            raise ApiError(408, f"The body did not come within {BODY_TIMEOUT_S:.0f} seconds.") from None
+            raise ApiError(408, f"The body did not come within {limits.body_timeout} seconds.") from None
         except ClientDisconnect:
             raise ClientGone from None
         try:

@@ -6,7 +6,6 @@ import socket
 import httpx
 import pytest
 
-from gateway import bodies
 from gateway.replies import ErrorReply
 from gateway.request_limits import RequestLimits
 from gateway.schema import MAX_PROMPTS
@@ -19,7 +18,7 @@ TEXT = {"model": MODEL, "prompt": "Hello there"}
 
 @pytest.fixture(scope="module")
 def stack():
-    with running_stack(FakeInference(), limits=RequestLimits(max_body_bytes=200_000)) as stack:
+    with running_stack(FakeInference(), limits=RequestLimits(max_body_bytes=200_000, body_timeout=1)) as stack:
         yield stack
 
 
@@ -68,8 +67,7 @@ def test_media_types_other_than_json(client, media_type):
     error_of(client.post("/v1/chat/completions", content=json.dumps(CHAT), headers=headers), 415)
 
 
-def test_a_body_that_does_not_come(client, fake, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.05)
+def test_a_body_that_does_not_come(client, fake):
     host, port = client.base_url.host, client.base_url.port
     with socket.create_connection((host, port), timeout=10) as connection:
         head = (
