@@ -1,5 +1,6 @@
 """The whole stack through the real command: quire serve with the demo model, its clients, and its end."""
 
+import json
 import os
 import re
 import select
@@ -246,6 +247,22 @@ def test_when_a_worker_dies_all_end_and_it_is_named(launch: Callable[..., Server
     os.kill(server.child("worker"), signal.SIGKILL)
     assert server.wait() == 1
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert "quire: worker 0 was killed by SIGKILL" in server.output
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_when_the_only_worker_dies_clients_hear_of_it_at_once(launch: Callable[..., Server], stream: bool) -> None:
+    server = launch("--load-format", "dummy", "--shutdown-timeout", "60").until_ready()
+    worker = server.child("worker")
+    threading.Timer(1.0, os.kill, (worker, signal.SIGKILL)).start()
+    body = {"model": server.model, "prompt": "The sea", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
+    began = time.monotonic()
+    response = httpx.post(f"{server.url}/completions", json=body, trust_env=False, timeout=60)
+    assert response.status_code == (200 if stream else 503)
+    error = response.text.rstrip().rpartition("data: ")[2] if stream else response.text
+    assert json.loads(error)["error"]["type"] == "server_error"
+    assert server.wait() == 1
+    assert time.monotonic() - began < 20
     assert "quire: worker 0 was killed by SIGKILL" in server.output
 
 
