@@ -98,8 +98,8 @@ class Stack:
     async def stop(self) -> None:
         """Ends all processes, the last tier first; those that stay beyond their time are killed.
 
-        Where a tier has ended, those before the last can serve nothing any more and would only wait: they are killed, so
-        that the last tier can tell its clients at once.
+        Where a tier has ended, those before the last can serve nothing any more and would only wait: they are killed,
+        so that the last tier can tell its clients at once.
         """
         running_tiers = [any(child.running for child in tier) for tier in self._tiers]
         first_ended = running_tiers.index(False) if False in running_tiers else len(running_tiers)

@@ -250,6 +250,10 @@ def test_a_stream_that_breaks_says_so(client, fake):
     events = list(client.responses.create(model=MODEL, input="Hello there", stream=True))
     assert events[-1].type == "response.failed"
     assert (events[-1].response.status, events[-1].response.error.code) == ("failed", "server_error")
+    (item,) = events[-1].response.output
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert (item.status, item.content[0].text) == ("incomplete", text)
+    assert text
     assert not any(event.type == "response.output_item.done" for event in events)
 
 
