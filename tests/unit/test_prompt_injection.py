@@ -48,8 +48,8 @@ def body_of(**fields):
 
 
 FIELDS = (
-    "system", "user", "assistant", "part", "result", "name", "argument", "argument_name", "call_id", "result_id", "tool",
-    "parameter", "kwarg", "style",
+    "system", "user", "assistant", "part", "result", "name", "argument", "argument_name", "call_id", "result_id",
+    "tool", "parameter", "kwarg", "style",
 )  # fmt: skip
 
 
