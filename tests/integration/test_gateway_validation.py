@@ -304,11 +304,24 @@ def test_harmless_values_and_fields_without_effect_are_accepted(client, fake):
     assert "x-quire-ignored-fields" not in response.headers
     ignored = {
         "metadata": {"a": "b"}, "store": False,
-        "safety_identifier": "s", "x_invented": {"a": 1},
+        "safety_identifier": "s", "x_invented": {"a": 1}, "web_search_options": {}, "prediction": {"type": "content"},
+        "verbosity": "low",
     }  # fmt: skip
-    response = chat(client, **ignored, verbosity=None, **{"bad\r\nname": 1})
+    response = chat(client, **ignored, moderation=None, **{"bad\r\nname": 1})
     assert response.status_code == 200
     assert response.headers["x-quire-ignored-fields"] == ", ".join(ignored)
     assert complete(client, best_of=2, n=2, echo=False, suffix="").status_code == 200
+    cached = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    function = {"name": "f", "examples": []}
+    response = chat(
+        client,
+        messages=[{"role": "user", "content": [cached, cached], "weight": 1, "refusal": None}] * 2,
+        tools=[{"type": "function", "function": function, "x": 1}],
+        response_format={"type": "text", "y": 1},
+        tool_choice="none",
+    )
+    assert set(response.headers["x-quire-ignored-fields"].split(", ")) == {
+        "messages.weight", "messages.content.cache_control", "tools.x", "tools.function.examples", "response_format.y",
+    }  # fmt: skip
     stream = chat(client, stream=True, stream_options={"include_usage": False, "include_obfuscation": False})
     assert stream.headers["x-quire-ignored-fields"] == "stream_options.include_obfuscation"
