@@ -44,4 +44,5 @@ def output_plan(body: GenerateBody, config: GatewayConfig, tool_format: str) -> 
         for index, function in enumerate(functions)
         if function.strict
     }
-    return OutputPlan(check, reasoning, partial(parser, names, parallel=parallel(body)), strict, tokens)
+    tools = partial(parser, names, parallel=parallel(body))
+    return OutputPlan(check, reasoning, tools, strict, tokens, calls_only=body.tool_choice == "required")

@@ -26,6 +26,7 @@ class OutputPlan:
         check: what a complete output must be.
         reasoning, tools: make the parser of a choice; None: there is nothing to tell apart.
         reasoning_tokens: makes what counts the tokens of a choice's reasoning; is there with ``reasoning``.
+        calls_only: a grammar lets a choice be nothing but calls.
         strict: checks of calls' arguments, by the function's name.
     """
 
@@ -34,6 +35,7 @@ class OutputPlan:
     tools: Callable[[], TextMachine] | None = None
     strict: Mapping[str, SchemaCheck] = field(default_factory=dict)
     reasoning_tokens: Callable[[], ReasoningTokens] | None = None
+    calls_only: bool = False
 
     @property
     def splits(self) -> bool:
@@ -101,6 +103,9 @@ class OutputReader:
         parts = self._after_reasoning([] if self._reasoning is None else self._reasoning.finish())
         if self._tools is not None:
             parts += self._tools.finish()
+        if self._plan.calls_only and (ending.reason != "stop" or ending.stop_reason is not None):
+            # A call that was cut before its name was whole is no text for the reader.
+            parts = [part for part in parts if not isinstance(part, Content)]
         parts = self._allowed(parts)
         if self._filter is not None:
             parts += self._filter.finish()

@@ -86,8 +86,20 @@ class TextPart(Body):
     text: str
 
 
+class RefusalPart(Body):
+    """What the assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")],
+    Discriminator(lambda value: "refusal" if isinstance(value, dict) and value.get("type") == "refusal" else "text"),
+]
+
 Content = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
+    Annotated[str, Tag("string")] | Annotated[list[ContentPart], Field(min_length=1), Tag("list")],
     Discriminator(
         string_or_list,
         custom_error_type="content_type",
@@ -127,7 +139,11 @@ class Message(Body):
         """The content as one string; empty when there is none."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
-        return "".join(part.text for part in self.content)
+        return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in self.content)
+
+    def refuses(self) -> bool:
+        """Whether a part of the content is a refusal."""
+        return isinstance(self.content, list) and any(isinstance(part, RefusalPart) for part in self.content)
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]

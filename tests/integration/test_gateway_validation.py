@@ -287,11 +287,20 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         ({"role": "function", "content": "x"}, "messages.1.role"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages.1.content.0.type"),
         ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.1.tool_calls.0.id"),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}, "messages.1.content.0.refusal"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}, "messages.1.content"),
     ],
 )
 def test_unsupported_messages_are_refused(client, fake, message, param):
     assert error_of(chat(client, messages=[*HELLO, message]), 400).param == param
     assert fake.requests == []
+
+
+def test_a_refusal_in_the_history_is_what_the_assistant_said(client, fake):
+    refusal = [{"type": "text", "text": "Hm. "}, {"type": "refusal", "refusal": "No."}]
+    messages = [*HELLO, {"role": "assistant", "content": refusal}, {"role": "user", "content": "Please."}]
+    assert chat(client, messages=messages).status_code == 200
+    assert fake.requests[0].chat.messages[1].content == "Hm. No."
 
 
 def test_harmless_values_and_fields_without_effect_are_accepted(client, fake):

@@ -200,6 +200,19 @@ def test_a_call_cut_short_by_the_limit_ends_with_length(stack):
     assert both(stack, tools=TOOLS, tool_choice=NAMED) == (None, None, [["weather", '{"city": "Ro']], "length")
 
 
+@pytest.mark.parametrize("end", [{"reason": LENGTH}, {"stop_string": "x"}])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_demanded_call_that_has_no_name_yet_is_none(stack, size, end):
+    fields = {"tools": TOOLS, "tool_choice": "required"}
+    reason = "length" if "reason" in end else "stop"
+    script(stack, '[{"name": "wea', size=size, **end)
+    assert both(stack, **fields) == ("", None, [], reason)
+    script(stack, '[{"name": "weather", "parameters": {"ci', size=size, **end)
+    assert both(stack, **fields) == (None, None, [["weather", '{"ci']], reason)
+    script(stack, f'[{CALL}, {{"na', LENGTH, size=size)
+    assert both(stack, **fields) == (None, None, [["weather", ROME]], "length")
+
+
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
