@@ -60,6 +60,9 @@ class _Json(Request):
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise ApiError(415, "The body must be JSON, with the header Content-Type: application/json.")
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise ApiError(415, f"The body must be plain JSON: Content-Encoding {encoding[:32]} is not supported.")
         try:
             async with asyncio.timeout(limits.body_timeout):
                 raw = await _read(request, limits.max_body_bytes)

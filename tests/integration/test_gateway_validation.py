@@ -67,6 +67,14 @@ def test_media_types_other_than_json(client, media_type):
     error_of(client.post("/v1/chat/completions", content=json.dumps(CHAT), headers=headers), 415)
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br, gzip", 415), ("identity", 200)])
+def test_bodies_are_not_compressed(client, encoding, status):
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    response = client.post("/v1/chat/completions", content=json.dumps(CHAT), headers=headers)
+    assert response.status_code == status
+    assert status == 200 or encoding in response.json()["error"]["message"]
+
+
 def test_a_body_that_does_not_come(client, fake):
     host, port = client.base_url.host, client.base_url.port
     with socket.create_connection((host, port), timeout=10) as connection:

@@ -176,3 +176,15 @@ def test_headers_that_do_not_come_in_time():
         assert 1.5 < time.monotonic() - began < 10
         # A connection between requests is no request that is late.
         served(idle)
+
+
+def test_a_body_has_one_length():
+    """Two of them are how requests are smuggled past a proxy."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    smuggled = b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + WHOLE
+    with gateway() as connect, connect() as connection:
+        connection.sendall(head + smuggled)
+        text = all_of(connection)
+    assert text.startswith(b"HTTP/1.1 400 ")
+    assert text.count(b"HTTP/1.1 ") == 1
+    assert b"Content-Length or Transfer-Encoding" in text
