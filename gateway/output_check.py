@@ -63,12 +63,12 @@ class OutputCheck:
         """Whether there is anything to check."""
         return self._choices is not None or self._schema is not None
 
-    def check(self, text: str) -> None:
-        """Raises ApiError (500) when a complete output is not what it must be."""
+    def check(self, text: str, *, quotes: bool = True) -> None:
+        """Raises ApiError (500) when a complete output is not what it must be; it may quote from the output."""
         if self._choices is not None and text not in self._choices:
             raise violation("The output is none of the choices.")
         if self._schema is not None and (fault := self._schema.fault(text)):
-            raise violation(f"The output does not fit its schema: {fault}.")
+            raise violation(f"The output does not fit its schema{f': {fault}' if quotes else ''}.")
 
 
 def violation(message: str) -> ApiError:

@@ -71,6 +71,8 @@ class OutputReader:
 
     def __init__(self, plan: OutputPlan, policy: CompiledPolicy | None = None) -> None:
         self._plan = plan
+        # Errors would quote decoded JSON, which nobody has looked at.
+        self._quotes = policy is None
         self._filter: PartFilter | None = None
         if policy is not None and policy.patterns is not None and plan.tools is not None:
             self._filter = PartFilter(policy)
@@ -115,7 +117,7 @@ class OutputReader:
         if ending.reason != "stop":
             return deltas, ending
         if ending.stop_reason is None:
-            self._plan.check.check("".join(self._whole))
+            self._plan.check.check("".join(self._whole), quotes=self._quotes)
         if self.calls and (ending.stop_reason is None or _is_json(self.calls[-1].arguments)):
             for call in self.calls:
                 self._check_strict(call)

@@ -204,6 +204,21 @@ def test_the_input_of_a_messages_tool_is_looked_at(stack, fake):
     assert "bar" not in post(stack, "end-spaced", "/v1/messages", stream=True, **fields).text
 
 
+@pytest.mark.parametrize(("key", "quoted"), [("end-spaced", False), ("free", True)])
+def test_errors_quote_nothing_that_was_not_looked_at(stack, fake, key, quoted):
+    event = inference_pb2.GenerateEvent
+    fake.script = [
+        event(started=inference_pb2.Started(request_id="x", model=MODEL, prompt_tokens=1)),
+        event(delta=inference_pb2.Delta(text=r'{"x": "P\u0061ris"}')),
+        event(finished=inference_pb2.Finished(reason=sampling_pb2.FINISH_REASON_STOP)),
+    ]
+    schema = {"type": "object", "properties": {"x": {"enum": ["a"]}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    error = post(stack, key, response_format=wanted).json()["error"]
+    assert error["code"] == "invalid_output"
+    assert ("Paris" in error["message"]) == quoted
+
+
 def test_text_around_a_call_is_one_text(stack, fake):
     fake.words, fake.stop_string = ["Go to Pa", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "ris now"], "x"
     (choice,) = post(stack, "end-spaced", tools=TOOLS).json()["choices"]
