@@ -17,8 +17,10 @@ from fastapi import FastAPI
 
 from gateway.app import create_app
 from gateway.config import PROG, ConfigError, GatewayConfig, parse_args
+from gateway.connection import connection_type
 from gateway.listener import listen
 from gateway.processes import run_processes
+from protos.logs import log_to_stderr
 from protos.tls import ServerTls
 
 logger = logging.getLogger("gateway")
@@ -53,9 +55,7 @@ def run_owned(argv: Sequence[str], listener: socket.socket) -> int:
 
 
 def _log(config: GatewayConfig) -> None:
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s gateway %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(config.log_level, "gateway")
     # uvicorn's own notes on starting and stopping say nothing that ours do not.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
@@ -76,8 +76,8 @@ async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket, ow
             lifespan="on",
             ws="none",
             timeout_keep_alive=_KEEP_ALIVE,
+            http=connection_type(config.limits.header_timeout),
             # The app refuses headers over the limit with an error object; the parser ends what is far over it.
-            http="h11",
             h11_max_incomplete_event_size=2 * config.limits.max_header_bytes,
             timeout_graceful_shutdown=int(config.shutdown_timeout) + _LAST_WORDS,
             **_tls(config.tls),

@@ -104,9 +104,9 @@ async def answer(prepared: Prepared, form: Form, request: Request, upstream: Ups
             shaper = None
             if prepared.with_logprobs:
                 shaper = LogprobShaper(isinstance(body, ChatBody), generation.num_choices)
-            readers = [OutputReader(plan) for _ in range(generation.num_choices)]
+            readers = [OutputReader(plan, policy) for _ in range(generation.num_choices)]
             pieces = generation.pieces() if policy is None else filtered(generation, policy)
-            choices = [] if body.stream else await _collect(pieces, prepared.echoes, shaper, readers)
+            choices = [] if body.stream else await _collect(generation, pieces, prepared.echoes, shaper, readers)
     except BaseException:
         generation.close()
         raise
@@ -128,7 +128,11 @@ async def answer(prepared: Prepared, form: Form, request: Request, upstream: Ups
 
 
 async def _collect(
-    pieces: AsyncIterator[Piece], echoes: Sequence[str], shaper: LogprobShaper | None, readers: Sequence[OutputReader]
+    generation: Generation,
+    pieces: AsyncIterator[Piece],
+    echoes: Sequence[str],
+    shaper: LogprobShaper | None,
+    readers: Sequence[OutputReader],
 ) -> list[Choice]:
     """Every choice, complete."""
     tokens: list[list[TokenLogprob]] = [[] for _ in readers]
@@ -138,8 +142,12 @@ async def _collect(
         reader = readers[piece.index]
         deltas[piece.index] += reader.push(piece.text)
         tokens[piece.index] += piece.tokens
-        if piece.ending is not None:
-            last, endings[piece.index] = reader.finish(piece.ending)
+        ending = piece.ending
+        if ending is None and reader.ended:
+            ending = Ending("content_filter", None)
+            generation.cut(piece.index, ending.reason)
+        if ending is not None:
+            last, endings[piece.index] = reader.finish(ending)
             deltas[piece.index] += last
     return [
         Choice(

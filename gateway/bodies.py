@@ -15,9 +15,6 @@ from gateway.errors import ApiError, ClientGone, invalid
 from gateway.request_limits import RequestLimits
 from gateway.size_check import check_depth
 
-# Seconds in which a body must have come.
-BODY_TIMEOUT_S = 60.0
-
 Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_PARAM_LENGTH = 256
@@ -63,11 +60,14 @@ class _Json(Request):
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise ApiError(415, "The body must be JSON, with the header Content-Type: application/json.")
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise ApiError(415, f"The body must be plain JSON: Content-Encoding {encoding[:32]} is not supported.")
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(limits.body_timeout):
                 raw = await _read(request, limits.max_body_bytes)
         except TimeoutError:
-            raise ApiError(408, f"The body did not come within {BODY_TIMEOUT_S:.0f} seconds.") from None
+            raise ApiError(408, f"The body did not come within {limits.body_timeout} seconds.") from None
         except ClientDisconnect:
             raise ClientGone from None
         try:

@@ -24,6 +24,8 @@ def check_messages(messages: Sequence[Message]) -> None:
         where = f"messages.{index}"
         if message.content is None and not (message.role == "assistant" and message.tool_calls):
             raise invalid(f"{where}.content", f"{where}.content: this field is required")
+        if message.role != "assistant" and message.refuses():
+            raise invalid(f"{where}.content", f"{where}.content: only the assistant refuses")
         if message.tool_calls and message.role != "assistant":
             raise invalid(f"{where}.tool_calls", f"{where}.tool_calls: only the assistant calls tools")
         if message.role == "tool" and message.tool_call_id is None:

@@ -49,6 +49,14 @@ class Edge:
             if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
                 await error_reply(scope, _headers_too_long(self._max_header_bytes))(scope, receive, send_tagged)
                 return
+            if _has_two_lengths(scope):
+                refusal = error_reply(
+                    scope, ApiError(400, "A request has Content-Length or Transfer-Encoding, not both.")
+                )
+                # Where the body ends is anyone's guess, and so is what comes after it.
+                refusal.headers["connection"] = "close"
+                await refusal(scope, receive, send_tagged)
+                return
             await self._app(scope, receive, send_tagged)
         except ClientGone:
             status = CLIENT_CLOSED_REQUEST
@@ -74,6 +82,12 @@ class Edge:
 
 def _headers_too_long(most: int) -> ApiError:
     return ApiError(431, f"The headers are longer than {most} bytes.", code="request_header_fields_too_large")
+
+
+def _has_two_lengths(scope: Scope) -> bool:
+    """Whether a body's end is told in two ways, by which two servers could disagree on where a request begins."""
+    headers = Headers(scope=scope)
+    return "content-length" in headers and "transfer-encoding" in headers
 
 
 def _request_id(scope: Scope) -> str:

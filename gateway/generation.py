@@ -196,6 +196,8 @@ class Generation:
         What it took is then known by what has come.
         """
         self._cut.add(index)
+        if index not in self._unfinished:
+            return
         self._unfinished.discard(index)
         tokens = self._tokens_sent.pop(index, 0)
         self.completion_tokens += tokens
@@ -203,6 +205,10 @@ class Generation:
         self._metrics.request_success.labels(reason).inc()
         if self._on_tokens is not None:
             self._on_tokens(tokens)
+
+    def is_cut(self, index: int) -> bool:
+        """Whether a choice has been ended by ``cut``."""
+        return index in self._cut
 
     def stop(self, why: ApiError | ClientGone) -> None:
         """Cancels the calls; whoever waits for a piece gets ``why`` raised. Does nothing when stopped already."""

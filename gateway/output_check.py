@@ -29,8 +29,7 @@ class SchemaCheck:
                 schema, offline=True, pattern_options=RegexOptions(size_limit=_MAX_PATTERN_BYTES)
             )
         except (ValueError, RecursionError) as error:
-            reason = error.message if isinstance(error, ValidationError) else str(error)
-            raise invalid(param, f"{param} is no valid JSON schema: {reason[:400]}") from None
+            raise invalid(param, f"{param} is no valid JSON schema: {_reason(error)[:400]}") from None
 
     def fault(self, text: str) -> str:
         """What is wrong with a text; empty when nothing is."""
@@ -64,17 +63,30 @@ class OutputCheck:
         """Whether there is anything to check."""
         return self._choices is not None or self._schema is not None
 
-    def check(self, text: str) -> None:
-        """Raises ApiError (500) when a complete output is not what it must be."""
+    def check(self, text: str, *, quotes: bool = True) -> None:
+        """Raises ApiError (500) when a complete output is not what it must be; it may quote from the output."""
         if self._choices is not None and text not in self._choices:
             raise violation("The output is none of the choices.")
         if self._schema is not None and (fault := self._schema.fault(text)):
-            raise violation(f"The output does not fit its schema: {fault}.")
+            raise violation(f"The output does not fit its schema{f': {fault}' if quotes else ''}.")
 
 
 def violation(message: str) -> ApiError:
     """The answer when a model's output is not what the server promised."""
     return ApiError(500, message, type=SERVER_ERROR, code="invalid_output")
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a schema, and where in it."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    place = ".".join(map(str, error.instance_path))
+    # The library matches in linear time, and says the same of what it cannot match as of what nobody can.
+    message = error.message.replace(
+        'is not a "regex"',
+        "is no pattern, or one that looks ahead, looks behind or refers back, which is not supported",
+    )
+    return f"{place}: {message}" if place else message
 
 
 def _loaded(text: str, param: str) -> Any:

@@ -12,11 +12,15 @@ from gateway.reasoning import reasoning_parser, reasoning_tokens
 from gateway.schema import ChatBody, GenerateBody
 from gateway.tool_parsers import PARSERS
 from gateway.tool_parsers.forced_call import ForcedCallParser
-from gateway.tools import named, offered, parallel, parameters_schema
+from gateway.tools import held_schema, named, offered, parallel, parameters_schema
 
 
 def output_plan(body: GenerateBody, config: GatewayConfig, tool_format: str) -> OutputPlan:
     """The plan of a request; calls are read in ``tool_format``. Raises ApiError (400)."""
+    if isinstance(body, ChatBody) and body.tool_choice == "required":
+        # One schema is made of all of them, whose faults would have no names.
+        for index, one in enumerate(offered(body)):
+            SchemaCheck(held_schema(one), f"tools.{index}.function.parameters")
     constraint = constraint_of(body)
     check = OutputCheck(constraint)
     if not isinstance(body, ChatBody):
@@ -44,4 +48,5 @@ def output_plan(body: GenerateBody, config: GatewayConfig, tool_format: str) -> 
         for index, function in enumerate(functions)
         if function.strict
     }
-    return OutputPlan(check, reasoning, partial(parser, names, parallel=parallel(body)), strict, tokens)
+    tools = partial(parser, names, parallel=parallel(body))
+    return OutputPlan(check, reasoning, tools, strict, tokens, calls_only=body.tool_choice == "required")

@@ -8,6 +8,8 @@ from typing import Any
 
 from gateway.generation import Ending
 from gateway.output_check import OutputCheck, SchemaCheck, violation
+from gateway.output_policy.part_filter import PartFilter
+from gateway.output_policy.text_filter import CompiledPolicy
 from gateway.parts import Arguments, CallStart, Content, Part, Reasoning
 from gateway.reasoning import ReasoningTokens
 from gateway.text_machine import TextMachine
@@ -24,6 +26,7 @@ class OutputPlan:
         check: what a complete output must be.
         reasoning, tools: make the parser of a choice; None: there is nothing to tell apart.
         reasoning_tokens: makes what counts the tokens of a choice's reasoning; is there with ``reasoning``.
+        calls_only: a grammar lets a choice be nothing but calls.
         strict: checks of calls' arguments, by the function's name.
     """
 
@@ -32,6 +35,7 @@ class OutputPlan:
     tools: Callable[[], TextMachine] | None = None
     strict: Mapping[str, SchemaCheck] = field(default_factory=dict)
     reasoning_tokens: Callable[[], ReasoningTokens] | None = None
+    calls_only: bool = False
 
     @property
     def splits(self) -> bool:
@@ -56,13 +60,22 @@ class Call:
 class OutputReader:
     """Reads one choice.
 
+    Args:
+        plan: how.
+        policy: what the text has been filtered by; what comes of calls is held to it too.
+
     Attributes:
         content, reasoning: pieces of text.
         calls: of tools.
     """
 
-    def __init__(self, plan: OutputPlan) -> None:
+    def __init__(self, plan: OutputPlan, policy: CompiledPolicy | None = None) -> None:
         self._plan = plan
+        # Errors would quote decoded JSON, which nobody has looked at.
+        self._quotes = policy is None
+        self._filter: PartFilter | None = None
+        if policy is not None and policy.patterns is not None and plan.tools is not None:
+            self._filter = PartFilter(policy)
         self._reasoning = plan.reasoning() if plan.reasoning is not None else None
         self._tools = plan.tools() if plan.tools is not None else None
         self._whole: list[str] = []
@@ -70,12 +83,17 @@ class OutputReader:
         self.reasoning: list[str] = []
         self.calls: list[Call] = []
 
+    @property
+    def ended(self) -> bool:
+        """Whether the policy has ended the output: nothing that comes now is shown."""
+        return self._filter is not None and self._filter.ended
+
     def push(self, text: str) -> list[Delta]:
         """What new text adds to the message."""
         if self._plan.check:
             self._whole.append(text)
         parts: list[Part] = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
-        return self._deltas(self._after_reasoning(parts))
+        return self._deltas(self._allowed(self._after_reasoning(parts)))
 
     def finish(self, ending: Ending) -> tuple[list[Delta], Ending]:
         """What the end adds, and the ending as the client gets it.
@@ -87,11 +105,19 @@ class OutputReader:
         parts = self._after_reasoning([] if self._reasoning is None else self._reasoning.finish())
         if self._tools is not None:
             parts += self._tools.finish()
+        if self._plan.calls_only and (ending.reason != "stop" or ending.stop_reason is not None):
+            # A call that was cut before its name was whole is no text for the reader.
+            parts = [part for part in parts if not isinstance(part, Content)]
+        parts = self._allowed(parts)
+        if self._filter is not None:
+            parts += self._filter.finish()
+            if self._filter.matched:
+                ending = Ending("content_filter", None)
         deltas = self._deltas(parts)
         if ending.reason != "stop":
             return deltas, ending
         if ending.stop_reason is None:
-            self._plan.check.check("".join(self._whole))
+            self._plan.check.check("".join(self._whole), quotes=self._quotes)
         if self.calls and (ending.stop_reason is None or _is_json(self.calls[-1].arguments)):
             for call in self.calls:
                 self._check_strict(call)
@@ -105,6 +131,9 @@ class OutputReader:
         for part in parts:
             through += self._tools.push(part.text) if isinstance(part, Content) else [part]
         return through
+
+    def _allowed(self, parts: list[Part]) -> list[Part]:
+        return parts if self._filter is None else self._filter.push(parts)
 
     def _deltas(self, parts: list[Part]) -> list[Delta]:
         return [self._delta(part) for part in parts]

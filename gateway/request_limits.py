@@ -15,6 +15,8 @@ class RequestLimits:
 
     max_body_bytes: int = _limit(4 * 1024 * 1024, 2**40, "bytes of a request's body; a longer one is 413")
     max_header_bytes: int = _limit(32 * 1024, 2**30, "bytes of a request's headers; longer ones are 431")
+    header_timeout: int = _limit(30, 3600, "seconds for a request's headers to come; then the connection is closed")
+    body_timeout: int = _limit(60, 3600, "seconds for a request's body to come; then it is 408")
     max_json_depth: int = _limit(64, 128, "levels of objects and lists within each other in a body")
     max_messages: int = _limit(4096, 2**20, "messages of a conversation")
     max_tools: int = _limit(128, 1024, "tools of a request")

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.access.guard import count_request
 from gateway.answering import answer
 from gateway.bodies import JsonRoute
 from gateway.dependencies import ERRORS, FromUpstream, replies
@@ -73,6 +74,7 @@ async def get_model(model: str, upstream: FromUpstream) -> ModelReply:
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, request: Request, upstream: FromUpstream) -> TokenizeReply:
     """The token ids of a prompt or a conversation."""
+    count_request(request)
     call = await prepare_tokenize(body, request, upstream)
     reply = await upstream.tokenize(call, param_names(body))
     ids = list(reply.token_ids)
@@ -80,10 +82,11 @@ async def tokenize(body: TokenizeBody, request: Request, upstream: FromUpstream)
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, upstream: FromUpstream) -> DetokenizeReply:
+async def detokenize(body: DetokenizeBody, request: Request, upstream: FromUpstream) -> DetokenizeReply:
     """The text of token ids."""
-    request = inference_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens)
-    return DetokenizeReply(prompt=(await upstream.detokenize(request, param_names(body))).text)
+    count_request(request)
+    call = inference_pb2.DetokenizeRequest(model=body.model, token_ids=body.tokens)
+    return DetokenizeReply(prompt=(await upstream.detokenize(call, param_names(body))).text)
 
 
 def _model(model: inference_pb2.Model) -> ModelReply:

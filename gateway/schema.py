@@ -5,6 +5,7 @@ declared are accepted; ``ignored_fields`` tells which of them had no effect. Dec
 are refused by ``unsupported``.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -85,8 +86,20 @@ class TextPart(Body):
     text: str
 
 
+class RefusalPart(Body):
+    """What the assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")],
+    Discriminator(lambda value: "refusal" if isinstance(value, dict) and value.get("type") == "refusal" else "text"),
+]
+
 Content = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
+    Annotated[str, Tag("string")] | Annotated[list[ContentPart], Field(min_length=1), Tag("list")],
     Discriminator(
         string_or_list,
         custom_error_type="content_type",
@@ -126,7 +139,11 @@ class Message(Body):
         """The content as one string; empty when there is none."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
-        return "".join(part.text for part in self.content)
+        return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in self.content)
+
+    def refuses(self) -> bool:
+        """Whether a part of the content is a refusal."""
+        return isinstance(self.content, list) and any(isinstance(part, RefusalPart) for part in self.content)
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
@@ -309,9 +326,21 @@ class DetokenizeBody(Body):
 
 
 def ignored_fields(body: Body) -> list[str]:
-    """Names of the fields that were sent, are not null and have no effect, in the order they were sent."""
+    """Names of the fields that were sent, are not null and have no effect: those of the body, then of what is in it.
+
+    The place in a list is left out of a name, and what is in many of its entries is named once.
+    """
     names = [name for name, value in (body.model_extra or {}).items() if value is not None]
-    options = getattr(body, "stream_options", None)
-    if isinstance(options, StreamOptions):
-        names += [f"stream_options.{name}" for name, value in (options.model_extra or {}).items() if value is not None]
-    return names
+    return list(dict.fromkeys([*names, *ignored_within(body)]))
+
+
+def ignored_within(body: Body) -> Iterator[str]:
+    """The same of the objects in a body alone, repeated where they are."""
+    for name, field in type(body).model_fields.items():
+        value = getattr(body, name)
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, Body):
+                prefix = field.alias or name
+                extra = part.model_extra or {}
+                yield from (f"{prefix}.{one}" for one, given in extra.items() if given is not None)
+                yield from (f"{prefix}.{one}" for one in ignored_within(part))

@@ -14,6 +14,7 @@ from gateway.router_metrics import router_metrics
 router = APIRouter(responses={"5XX": ERRORS["5XX"]})
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(upstream: FromUpstream) -> StatusReply:
     """200 when requests can be served: the router has a model ready and this process is not shutting down."""
@@ -21,6 +22,7 @@ async def health(upstream: FromUpstream) -> StatusReply:
     return StatusReply()
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez")
 async def livez() -> StatusReply:
     """200 while this process runs, whatever the router does."""

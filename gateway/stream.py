@@ -135,10 +135,7 @@ class EventStream(Response):
             async for piece in self._pieces:
                 reader = self._readers[piece.index]
                 if piece.ending is not None:
-                    deltas, ending = reader.finish(piece.ending)
-                    last = [writer.delta(piece.index, delta) for delta in deltas] if self._splits else []
-                    last.append(writer.finish(piece.index, ending))
-                    await self._write(send, b"".join(last))
+                    await self._finish(send, piece.index, piece.ending)
                     continue
                 logprobs = self._shaper.shape(piece.index, piece.tokens) if self._shaper else None
                 if self._splits:
@@ -147,6 +144,10 @@ class EventStream(Response):
                     reader.push(piece.text)
                     text = self._echoes[piece.index] if piece.of_prompt else piece.text
                     await self._write(send, writer.text(piece.index, text, logprobs))
+                if reader.ended:
+                    ending = Ending("content_filter", None)
+                    self._generation.cut(piece.index, ending.reason)
+                    await self._finish(send, piece.index, ending)
         except ClientGone:
             raise
         except Exception as error:
@@ -158,6 +159,13 @@ class EventStream(Response):
             await self._write(send, writer.error(answer))
             return
         await self._write(send, writer.end(usage_of(self._generation)))
+
+    async def _finish(self, send: Send, index: int, ending: Ending) -> None:
+        """The last chunks of a choice."""
+        deltas, ending = self._readers[index].finish(ending)
+        last = [self._writer.delta(index, delta) for delta in deltas] if self._splits else []
+        last.append(self._writer.finish(index, ending))
+        await self._write(send, b"".join(last))
 
     def _parts(self, index: int, deltas: list[Delta], logprobs: dict[str, Any] | None) -> bytes:
         """Chunks of what a piece of text came to, which may be nothing yet; the first has the log-probabilities."""

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from gateway.errors import invalid
+from gateway.loose_schema import loose_schema
 from gateway.schema import ChatBody, Function, NamedTool
 
 # Characters of all tools together, as JSON.
@@ -70,6 +71,12 @@ def parameters_schema(function: Function) -> dict[str, Any]:
     return {"type": "object", **function.parameters}
 
 
+def held_schema(function: Function) -> dict[str, Any]:
+    """What a grammar holds arguments to: with ``strict`` to all of the schema, or else to what it can."""
+    schema = parameters_schema(function)
+    return schema if function.strict else loose_schema(schema)
+
+
 def forced_schema(body: ChatBody) -> tuple[str, dict[str, Any]] | None:
     """What the output must be when the choice demands a call: the field that says so, and the schema.
 
@@ -78,7 +85,7 @@ def forced_schema(body: ChatBody) -> tuple[str, dict[str, Any]] | None:
     function = named(body)
     if function is not None:
         index = offered(body).index(function)
-        return f"tools.{index}.function.parameters", parameters_schema(function)
+        return f"tools.{index}.function.parameters", held_schema(function)
     if body.tool_choice != "required":
         return None
     functions = offered(body)
@@ -91,14 +98,14 @@ def forced_schema(body: ChatBody) -> tuple[str, dict[str, Any]] | None:
         }
         for index, function in enumerate(functions)
     ]
-    return "tools", {
+    param = "tools.0.function.parameters" if len(functions) == 1 else "tools"
+    return param, {
         "type": "array",
         "items": {"anyOf": calls},
         "minItems": 1,
         "maxItems": MAX_PARALLEL_CALLS if parallel(body) else 1,
         "$defs": {
-            str(index): _moved(parameters_schema(function), f"#/$defs/{index}")
-            for index, function in enumerate(functions)
+            str(index): _moved(held_schema(function), f"#/$defs/{index}") for index, function in enumerate(functions)
         },
     }
 

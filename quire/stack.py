@@ -96,7 +96,16 @@ class Stack:
         raise self._ended(ends[done.pop()])
 
     async def stop(self) -> None:
-        """Ends all processes, the last tier first; those that stay beyond their time are killed."""
+        """Ends all processes, the last tier first; those that stay beyond their time are killed.
+
+        Where a tier has ended, those before the last can serve nothing any more and would only wait: they are killed,
+        so that the last tier can tell its clients at once.
+        """
+        running_tiers = [any(child.running for child in tier) for tier in self._tiers]
+        first_ended = running_tiers.index(False) if False in running_tiers else len(running_tiers)
+        for tier in self._tiers[first_ended + 1 : -1]:
+            for child in tier:
+                child.kill()
         for tier in reversed(self._tiers):
             running = [child for child in tier if child.running]
             for child in running:

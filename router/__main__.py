@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2, inference_pb2_grpc, registry_pb2_grpc
 from protos.channel import add_port, make_server
+from protos.logs import log_to_stderr
 from router.access import KeyCheck
 from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
@@ -51,9 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{PROG}: {error}\n")
         return 1
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s router %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(config.log_level, "router")
     return uvloop.run(serve(config))
 
 

@@ -62,9 +62,13 @@ class Detokenizer:
         used = count - len(token_ids) + self._count_until(before, token_ids, shown.end)
         return passed + self._stopped(shown), used
 
-    def flush(self) -> str:
-        """The sequence ended: the rest of its text. May find a stop string in it, as ``push`` does."""
-        text = utf_8_decode(self._rest, "replace", True)[0]
+    def flush(self, *, is_cut: bool = False) -> str:
+        """The sequence ended: the rest of its text. May find a stop string in it, as ``push`` does.
+
+        What a model left incomplete is U+FFFD; where a limit has cut it (``is_cut``), it would have been completed, and
+        is left out.
+        """
+        text = "" if is_cut else utf_8_decode(self._rest, "replace", True)[0]
         self._rest = b""
         if self._matcher is None:
             return text

@@ -273,7 +273,7 @@ class Choice:
     def _complete(self, reason: int, stop_token_id: int | None) -> None:
         """All tokens are known: shows the rest of the text, in which a stop string may yet be found."""
         self._decode()
-        text = self._detokenizer.flush()
+        text = self._detokenizer.flush(is_cut=reason == _LENGTH)
         if text and self.request.params.text:
             self._text.append(text)
         self._end(_STOP if self._detokenizer.stop_string is not None else reason, stop_token_id)

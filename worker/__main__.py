@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import worker_pb2, worker_pb2_grpc
 from protos.channel import add_port, make_server
+from protos.logs import log_to_stderr
 from worker.config import PROG, ConfigError, WorkerConfig, parse_args
 from worker.grammar import GrammarCompiler
 from worker.phases import StartPhases
@@ -42,9 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{PROG}: {error}\n")
         return 1
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s worker %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(config.log_level, "worker")
     return uvloop.run(serve(config))
 
 

@@ -19,6 +19,12 @@ class StartPhases:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start began, in which all phases are."""
+        return time.monotonic() - self._began
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from protos.logs import log_to_stderr
 from worker.assembly import input_builder
 from worker.cache_size import fitting_blocks
 from worker.config import ConfigError, WorkerConfig
@@ -50,11 +51,7 @@ def main() -> int:
     start = channel.receive_values()
     rank, size = start["number"], start["size"]
     config = WorkerConfig(**{**start["config"], "model": Path(start["config"]["model"])})
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s worker rank {rank} %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr(config.log_level, f"worker rank {rank}")
     inbox: Inbox = queue.SimpleQueue()  # bounded by the leader, which is two steps ahead at most
     threading.Thread(target=_read, args=(channel, inbox), name="leader's messages", daemon=True).start()
     try:

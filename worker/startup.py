@@ -1,7 +1,6 @@
 """Turns settings into a ready engine: the order in which weights, KV cache, runner and drafts come to be."""
 
 import logging
-import time
 
 import torch
 
@@ -42,7 +41,6 @@ def build_engine(
         CheckpointError, UnsupportedModel: the model cannot be served.
         RankFailed: a rank ended meanwhile.
     """
-    started = time.monotonic()
     phases = phases or StartPhases()
     checkpoint = checkpoint or open_checkpoint(config.model)
     with phases.phase("device"):
@@ -71,7 +69,7 @@ def build_engine(
             ranks.close()
             leave_group()
             raise
-    logger.info("engine ready after %.1f s: %s", time.monotonic() - started, phases.describe())
+    logger.info("engine ready after %.1f s: %s", phases.elapsed, phases.describe())
     return built
 
 

@@ -1,6 +1,7 @@
 """The layer that lets nobody in without a key, where the server has keys."""
 
 import hmac
+import time
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -64,6 +65,13 @@ def key_use_of(request: Request) -> KeyUse | None:
     """The use of the key that let a request in; None where the server has no keys."""
     use: KeyUse | None = getattr(request.state, "key_use", None)
     return use
+
+
+def count_request(request: Request) -> None:
+    """Counts a request that generates nothing against its key, if it has one. Raises ApiError (429)."""
+    use = key_use_of(request)
+    if use is not None:
+        use.count(time.monotonic())
 
 
 def _unknown(presented: str) -> ApiError:

@@ -79,15 +79,19 @@ class KeyUse:
         most = self.key.max_concurrent_requests
         if most is not None and self.running >= most:
             raise _refusal(f"This key may have {most} requests at a time.", 1)
-        for window, limit, what in (
-            (self._requests, self.key.requests_per_minute, "requests"),
-            (self._tokens, self.key.tokens_per_minute, "tokens"),
-        ):
-            if window is not None and (wait := window.wait(now)):
-                raise _refusal(f"This key may use {limit} {what} a minute.", math.ceil(wait))
+        _check_room(self._tokens, now, f"{self.key.tokens_per_minute} tokens")
+        self.count(now)
+        self.running += 1
+
+    def count(self, now: float) -> None:
+        """Counts a request, also one that generates nothing and only asks for tokens.
+
+        Raises:
+            ApiError (429): there were too many in the last minute.
+        """
+        _check_room(self._requests, now, f"{self.key.requests_per_minute} requests")
         if self._requests is not None:
             self._requests.add(now, 1)
-        self.running += 1
 
     def charge(self, now: float, tokens: int) -> None:
         """Notes tokens that were used. They may pass the limit: what runs goes on, and others wait for longer."""
@@ -97,6 +101,11 @@ class KeyUse:
     def end(self) -> None:
         """A request that was admitted has ended."""
         self.running -= 1
+
+
+def _check_room(window: MinuteWindow | None, now: float, limit: str) -> None:
+    if window is not None and (wait := window.wait(now)):
+        raise _refusal(f"This key may use {limit} a minute.", math.ceil(wait))
 
 
 def _refusal(message: str, retry_after: int) -> ApiError:

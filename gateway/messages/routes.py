@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.access.guard import count_request
 from gateway.answering import answer
 from gateway.bodies import JsonRoute
 from gateway.dependencies import ERRORS, FromUpstream, replies
@@ -42,6 +43,7 @@ async def messages(body: MessagesBody, request: Request, upstream: FromUpstream)
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountTokensBody, request: Request, upstream: FromUpstream) -> CountTokensReply:
     """The tokens of a conversation."""
+    count_request(request)
     conversation = tokenize_body(body)
     call = await prepare_tokenize(conversation, request, upstream)
     return CountTokensReply(input_tokens=len((await upstream.tokenize(call, param_names(conversation))).token_ids))

@@ -15,7 +15,7 @@ from gateway.messages.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from gateway.schema import ChatBody, TokenizeBody
+from gateway.schema import ChatBody, TokenizeBody, ignored_within
 
 # Chat's names of fields, and this API's.
 _NAMES = {
@@ -76,11 +76,7 @@ def ignored(body: MessagesBody) -> Iterator[str]:
     """Names of fields that had no effect, beside those that chat completions name."""
     if body.service_tier is not None:
         yield "service_tier"
-    for name in ("thinking", "metadata", "tool_choice", "output_config"):
-        settings = getattr(body, name)
-        for field, value in ((settings and settings.model_extra) or {}).items():
-            if value is not None:
-                yield f"{name}.{field}"
+    yield from dict.fromkeys(ignored_within(body))
 
 
 def _conversation(body: CountTokensBody) -> dict[str, Any]:

@@ -17,6 +17,8 @@ async def filtered(generation: Generation, policy: CompiledPolicy) -> AsyncItera
             text += one.finish()
         if text:
             yield replace(piece, text=text, ending=None)
+        if generation.is_cut(piece.index):  # what reads the pieces has found a match in what they come to
+            continue
         if piece.ending is not None:
             yield Piece(piece.index, ending=_ending(one, piece.ending))
         elif one.ended:

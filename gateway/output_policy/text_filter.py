@@ -42,6 +42,11 @@ class TextFilter:
         self._held = ""
         self._left = policy.max_chars
 
+    @property
+    def pending(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held) and not self.ended
+
     def push(self, text: str) -> str:
         """What can be let through now."""
         return self._limited(self._through(text, is_last=False))

@@ -104,6 +104,7 @@ class ResponseWriter:
     def error(self, error: ApiError) -> bytes:
         """The response as far as it came, and why it came no further."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        self._items.break_off()
         failed = self._form.response(self._items.output, error={"code": code, "message": error.message})
         return self._written([("response.failed", {"response": failed})])
 

@@ -54,6 +54,12 @@ class Items:
             yield from self._begin(_TextItem("message"))
         yield from self._end(status)
 
+    def break_off(self) -> None:
+        """The last item stays as far as it has come; there are no events of that."""
+        if self._open is not None:
+            list(self._open.done("incomplete"))
+        self._open = None
+
     def _begin(self, item: "_TextItem | _CallItem") -> Iterator[Event]:
         yield from self._end("completed")
         self._open = item

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.schema import MAX_ID_LENGTH, MAX_TOOLS, Body, Count, FunctionName, string_or_list
+from gateway.schema import MAX_ID_LENGTH, MAX_TOOLS, Body, Count, FunctionName, RefusalPart, string_or_list
 
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 
@@ -14,13 +14,6 @@ class TextPart(Body):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-
-
-class RefusalPart(Body):
-    """What the assistant said instead of an answer."""
-
-    type: Literal["refusal"]
-    refusal: str
 
 
 Part = Annotated[

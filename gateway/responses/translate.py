@@ -181,6 +181,7 @@ def _format(body: ResponsesBody) -> dict[str, Any] | None:
 
 def _param(param: str, places: list[str]) -> str:
     """The client's name of a field of chat."""
+    param = param.replace("tools.function.", "tools.", 1)  # a name without the tool's place
     steps = param.split(".")
     if steps[0] == "messages" and len(steps) > 1 and steps[1].isdecimal() and int(steps[1]) < len(places):
         return ".".join([places[int(steps[1])], *(step for step in steps[2:3] if step == "content")])

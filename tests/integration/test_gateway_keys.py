@@ -15,6 +15,8 @@ KEYS = (
     ApiKey(digest_of("plain")),
     ApiKey(digest_of("polite"), tenant="research", priority_ceiling=3),
     ApiKey(digest_of("rare"), requests_per_minute=2),
+    ApiKey(digest_of("counter"), requests_per_minute=2),
+    ApiKey(digest_of("other counter"), requests_per_minute=2),
     ApiKey(digest_of("short"), tokens_per_minute=5),
     ApiKey(digest_of("dropper"), tokens_per_minute=6),
     ApiKey(digest_of("single"), max_concurrent_requests=1),
@@ -143,6 +145,27 @@ def test_no_request_is_more_urgent_than_its_key_may_be(stack):
     refused = post(stack, "polite", priority=2)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
     assert post(stack, "plain", priority=-5).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/livez", "/health"])
+def test_probes_may_ask_for_the_head_alone(stack, path):
+    response = httpx.head(stack.url + path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+@pytest.mark.parametrize("key", ["counter", "other counter"])
+def test_requests_for_tokens_are_counted_too(stack, key):
+    """Not against tokens a minute, and not among those that run."""
+    calls = [
+        ("/tokenize", {"model": MODEL, "prompt": "Hello"}),
+        ("/detokenize", {"model": MODEL, "tokens": [1]}),
+        ("/v1/messages/count_tokens", CHAT),
+    ]
+    order = calls if key == "counter" else calls[::-1]
+    responses = [httpx.post(stack.url + path, json=body, headers=bearer(key)) for path, body in order]
+    assert [response.status_code for response in responses] == [200, 200, 429]
+    assert responses[-1].headers["retry-after"]
+    assert post(stack, key).status_code == 429
 
 
 def test_requests_a_minute_are_counted(stack):

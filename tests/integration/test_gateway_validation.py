@@ -6,7 +6,6 @@ import socket
 import httpx
 import pytest
 
-from gateway import bodies
 from gateway.replies import ErrorReply
 from gateway.request_limits import RequestLimits
 from gateway.schema import MAX_PROMPTS
@@ -19,7 +18,7 @@ TEXT = {"model": MODEL, "prompt": "Hello there"}
 
 @pytest.fixture(scope="module")
 def stack():
-    with running_stack(FakeInference(), limits=RequestLimits(max_body_bytes=200_000)) as stack:
+    with running_stack(FakeInference(), limits=RequestLimits(max_body_bytes=200_000, body_timeout=1)) as stack:
         yield stack
 
 
@@ -68,8 +67,15 @@ def test_media_types_other_than_json(client, media_type):
     error_of(client.post("/v1/chat/completions", content=json.dumps(CHAT), headers=headers), 415)
 
 
-def test_a_body_that_does_not_come(client, fake, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.05)
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br, gzip", 415), ("identity", 200)])
+def test_bodies_are_not_compressed(client, encoding, status):
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    response = client.post("/v1/chat/completions", content=json.dumps(CHAT), headers=headers)
+    assert response.status_code == status
+    assert status == 200 or encoding in response.json()["error"]["message"]
+
+
+def test_a_body_that_does_not_come(client, fake):
     host, port = client.base_url.host, client.base_url.port
     with socket.create_connection((host, port), timeout=10) as connection:
         head = (
@@ -289,11 +295,20 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         ({"role": "function", "content": "x"}, "messages.1.role"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages.1.content.0.type"),
         ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.1.tool_calls.0.id"),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}, "messages.1.content.0.refusal"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}, "messages.1.content"),
     ],
 )
 def test_unsupported_messages_are_refused(client, fake, message, param):
     assert error_of(chat(client, messages=[*HELLO, message]), 400).param == param
     assert fake.requests == []
+
+
+def test_a_refusal_in_the_history_is_what_the_assistant_said(client, fake):
+    refusal = [{"type": "text", "text": "Hm. "}, {"type": "refusal", "refusal": "No."}]
+    messages = [*HELLO, {"role": "assistant", "content": refusal}, {"role": "user", "content": "Please."}]
+    assert chat(client, messages=messages).status_code == 200
+    assert fake.requests[0].chat.messages[1].content == "Hm. No."
 
 
 def test_harmless_values_and_fields_without_effect_are_accepted(client, fake):
@@ -306,11 +321,24 @@ def test_harmless_values_and_fields_without_effect_are_accepted(client, fake):
     assert "x-quire-ignored-fields" not in response.headers
     ignored = {
         "metadata": {"a": "b"}, "store": False,
-        "safety_identifier": "s", "x_invented": {"a": 1},
+        "safety_identifier": "s", "x_invented": {"a": 1}, "web_search_options": {}, "prediction": {"type": "content"},
+        "verbosity": "low",
     }  # fmt: skip
-    response = chat(client, **ignored, verbosity=None, **{"bad\r\nname": 1})
+    response = chat(client, **ignored, moderation=None, **{"bad\r\nname": 1})
     assert response.status_code == 200
     assert response.headers["x-quire-ignored-fields"] == ", ".join(ignored)
     assert complete(client, best_of=2, n=2, echo=False, suffix="").status_code == 200
+    cached = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    function = {"name": "f", "examples": []}
+    response = chat(
+        client,
+        messages=[{"role": "user", "content": [cached, cached], "weight": 1, "refusal": None}] * 2,
+        tools=[{"type": "function", "function": function, "x": 1}],
+        response_format={"type": "text", "y": 1},
+        tool_choice="none",
+    )
+    assert set(response.headers["x-quire-ignored-fields"].split(", ")) == {
+        "messages.weight", "messages.content.cache_control", "tools.x", "tools.function.examples", "response_format.y",
+    }  # fmt: skip
     stream = chat(client, stream=True, stream_options={"include_usage": False, "include_obfuscation": False})
     assert stream.headers["x-quire-ignored-fields"] == "stream_options.include_obfuscation"

@@ -179,10 +179,10 @@ def test_tokens_are_counted_as_they_would_be_sent(stack, fake):
 def test_what_has_no_effect_is_named(stack, fake):
     response = post(
         stack, thinking={"type": "enabled", "budget_tokens": 9}, service_tier="auto", container="c",
-        output_config={"effort": "max"},
+        output_config={"effort": "max"}, tools=[{**WEATHER, "cache_control": {"type": "ephemeral"}}],
     )  # fmt: skip
     assert set(response.headers["x-quire-ignored-fields"].split(", ")) == {
-        "thinking.budget_tokens", "service_tier", "container", "output_config.effort",
+        "thinking.budget_tokens", "service_tier", "container", "output_config.effort", "tools.cache_control",
     }  # fmt: skip
 
 

@@ -20,6 +20,8 @@ KEYS = (
     ApiKey(digest_of("free")),
     ApiKey(digest_of("end"), output_policy=OutputPolicy((NUMBER, "(?i)secret"))),
     ApiKey(digest_of("redact"), output_policy=OutputPolicy((NUMBER,), "redact")),
+    ApiKey(digest_of("end-spaced"), output_policy=OutputPolicy((r"foo\sbar", "Paris"))),
+    ApiKey(digest_of("redact-spaced"), output_policy=OutputPolicy((r"foo\sbar", "Paris"), "redact")),
     ApiKey(digest_of("short"), output_policy=OutputPolicy(max_chars=10)),
     ApiKey(digest_of("counted"), tokens_per_minute=20, output_policy=OutputPolicy(("secret",))),
 )
@@ -143,6 +145,96 @@ def test_the_other_apis_have_words_for_it(stack, fake):
     assert (reply["stop_reason"], reply["content"][0]["text"]) == ("refusal", "my ")
     reply = post(stack, "end", "/v1/completions", prompt="Hello", echo=True).json()
     assert (reply["choices"][0]["text"], reply["choices"][0]["finish_reason"]) == ("Hellomy ", "content_filter")
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def called(words):
+    return {"tools": TOOLS}, ['<tool_call>{"name": "f", "arguments": ', *words, "}</tool_call>"]
+
+
+ESCAPED = {
+    "an escape": called(['{"x": "P', r'\u0061ris"}']),
+    "a key": called([r'{"P\u0061ris": 1}']),
+    "a repeated key": called([r'{"x": "P\u0061ris", "x": 1}']),
+    "arguments in a string": called([r'"{\"x\": \"P\u0061ris\"}"']),
+    "arguments in a string, escaped twice": called([r'"{\"x\": \"P\\u0061ris\"}"']),
+    "a line break": called([r'{"x": ["foo\nbar"]}']),
+    "cut short": ({"tools": TOOLS}, [r'<tool_call>{"name": "f", "arguments": {"x": "P\u0061ris']),
+    "forced": (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ['{"x": "fo', r'o\nbar"}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ESCAPED)
+@pytest.mark.parametrize("key", ["end-spaced", "redact-spaced"])
+def test_arguments_are_looked_at_as_those_who_get_them_read_them(stack, fake, key, case):
+    fields, fake.words = ESCAPED[case]
+    fake.stop_string = "x"
+    streamed_text = post(stack, key, stream=True, **fields).text
+    response = post(stack, key, **fields)
+    (choice,) = response.json()["choices"]
+    assert choice["finish_reason"] == "content_filter"
+    assert '"finish_reason":"content_filter"' in streamed_text
+    shown = [call["function"]["arguments"] for call in choice["message"].get("tool_calls", ())]
+    assert key.startswith("redact") or shown == []
+    for text in [streamed_text, response.text, *shown]:
+        assert "aris" not in text
+        assert "0061ris" not in text
+        assert "bar" not in text
+    if key.startswith("redact") and case not in ("cut short", "a repeated key"):
+        assert "[redacted]" in str(json.loads(shown[0]))
+
+
+def test_the_input_of_a_messages_tool_is_looked_at(stack, fake):
+    fake.words, fake.stop_string = [r'{"x":"foo\nbar"}'], "x"
+    fields = {
+        "messages": ASK,
+        "max_tokens": 9,
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "tool", "name": "f"},
+    }
+    reply = post(stack, "end-spaced", "/v1/messages", **fields).json()
+    assert (reply["stop_reason"], reply["content"]) == ("refusal", [])
+    reply = post(stack, "redact-spaced", "/v1/messages", **fields).json()
+    assert (reply["stop_reason"], reply["content"][0]["input"]) == ("refusal", {"x": "[redacted]"})
+    assert "bar" not in post(stack, "end-spaced", "/v1/messages", stream=True, **fields).text
+
+
+@pytest.mark.parametrize(("key", "quoted"), [("end-spaced", False), ("free", True)])
+def test_errors_quote_nothing_that_was_not_looked_at(stack, fake, key, quoted):
+    event = inference_pb2.GenerateEvent
+    fake.script = [
+        event(started=inference_pb2.Started(request_id="x", model=MODEL, prompt_tokens=1)),
+        event(delta=inference_pb2.Delta(text=r'{"x": "P\u0061ris"}')),
+        event(finished=inference_pb2.Finished(reason=sampling_pb2.FINISH_REASON_STOP)),
+    ]
+    schema = {"type": "object", "properties": {"x": {"enum": ["a"]}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    error = post(stack, key, response_format=wanted).json()["error"]
+    assert error["code"] == "invalid_output"
+    assert ("Paris" in error["message"]) == quoted
+
+
+def test_text_around_a_call_is_one_text(stack, fake):
+    fake.words, fake.stop_string = ["Go to Pa", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "ris now"], "x"
+    (choice,) = post(stack, "end-spaced", tools=TOOLS).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Go to ", "content_filter")
+    fake.words[-1] = "per now"
+    (choice,) = post(stack, "end-spaced", tools=TOOLS).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Go to Paper now", "tool_calls")
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+def test_a_call_with_a_match_ends_what_still_runs(stack, fake):
+    fake.words = [r'<tool_call>{"name": "f", "arguments": {"x": "P\u0061ris"}}</tool_call> ', *["word "] * 500]
+    fake.delay_token = 0.02
+    for stream in (True, False):
+        post(stack, "end-spaced", tools=TOOLS, stream=stream)
+        assert fake.cancelled.acquire(timeout=10)
 
 
 def test_log_probabilities_would_tell_everything(stack, fake):

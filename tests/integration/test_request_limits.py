@@ -1,10 +1,12 @@
 """Each limit of a request over HTTP: what is just within it is served, what is just over it is refused by name."""
 
+import contextlib
 import json
 import re
 import socket
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
@@ -114,16 +116,75 @@ def test_headers(stack):
     assert len(stack.fake.requests) == 1
 
 
-def test_headers_that_never_end_are_cut_off():
-    """By the real process: there is no request yet that the app could refuse."""
-    command = [sys.executable, "-m", "gateway", "--port", "0", "--router", "127.0.0.1:1", "--max-header-bytes", "4000"]
+@contextlib.contextmanager
+def gateway(*flags):
+    """A real process: there is no request yet that the app could refuse. Gives what opens connections to it."""
+    command = [sys.executable, "-m", "gateway", "--port", "0", "--router", "127.0.0.1:1", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             port = int(re.search(r"listening on 127.0.0.1:(\d+)", process.stderr.readline())[1])
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-                connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\nx-more: " + b"y" * 8100)
-                assert connection.recv(1000).startswith(b"HTTP/1.1 4")
-                assert b"" in (connection.recv(1000), connection.recv(1000))
+            yield lambda: socket.create_connection(("127.0.0.1", port), timeout=20)
         finally:
             process.terminate()
     assert process.returncode == 0
+
+
+def all_of(connection):
+    """What comes until the other side closes."""
+    pieces = []
+    while piece := connection.recv(65536):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def test_headers_that_never_end_are_cut_off():
+    with gateway("--max-header-bytes", "4000") as connect, connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\nx-more: " + b"y" * 8100)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 4")
+        assert b"" in (connection.recv(1000), connection.recv(1000))
+
+
+WHOLE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
+
+
+def served(connection):
+    connection.sendall(WHOLE)
+    text = b""
+    while not text.endswith(b"}"):
+        text += connection.recv(65536)
+    assert text.startswith(b"HTTP/1.1 200")
+
+
+def test_headers_that_do_not_come_in_time():
+    with gateway("--header-timeout", "2") as connect, contextlib.ExitStack() as stack:
+        silent, half, after_one, pipelined, slow, idle = [stack.enter_context(connect()) for _ in range(6)]
+        served(idle)
+        began = time.monotonic()
+        half.sendall(HALF)
+        served(after_one)
+        after_one.sendall(HALF)
+        pipelined.sendall(WHOLE + HALF)
+        for byte in HALF[:-1]:  # a byte now and then gives no more time
+            slow.sendall(bytes([byte]))
+            time.sleep(0.03)
+        for connection in (half, after_one, slow, pipelined):
+            text = all_of(connection)
+            assert b"HTTP/1.1 408 " in text
+            assert "within 2 seconds" in json.loads(text.rpartition(b"\r\n\r\n")[2])["error"]["message"]
+        assert all_of(silent) == b""
+        assert 1.5 < time.monotonic() - began < 10
+        # A connection between requests is no request that is late.
+        served(idle)
+
+
+def test_a_body_has_one_length():
+    """Two of them are how requests are smuggled past a proxy."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    smuggled = b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + WHOLE
+    with gateway() as connect, connect() as connection:
+        connection.sendall(head + smuggled)
+        text = all_of(connection)
+    assert text.startswith(b"HTTP/1.1 400 ")
+    assert text.count(b"HTTP/1.1 ") == 1
+    assert b"Content-Length or Transfer-Encoding" in text

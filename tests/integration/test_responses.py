@@ -184,11 +184,12 @@ def test_what_has_no_effect_is_named(stack, fake):
     response = post(
         stack, store=True, include=["reasoning.encrypted_content"], text={"verbosity": "low"},
         reasoning={"effort": "low"}, stream_options={"include_obfuscation": False}, max_tool_calls=3, top_k=5,
+        tools=[{**WEATHER, "defer_loading": True}],
     )  # fmt: skip
     assert response.status_code == 200, response.text
     assert set(response.headers["x-quire-ignored-fields"].split(", ")) == {
         "store", "include.reasoning.encrypted_content", "text.verbosity", "reasoning.effort", "stream_options",
-        "max_tool_calls",
+        "max_tool_calls", "tools.defer_loading",
     }  # fmt: skip
     assert response.json()["store"] is False
     assert fake.requests[0].sampling.top_k == 5
@@ -250,6 +251,10 @@ def test_a_stream_that_breaks_says_so(client, fake):
     events = list(client.responses.create(model=MODEL, input="Hello there", stream=True))
     assert events[-1].type == "response.failed"
     assert (events[-1].response.status, events[-1].response.error.code) == ("failed", "server_error")
+    (item,) = events[-1].response.output
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert (item.status, item.content[0].text) == ("incomplete", text)
+    assert text
     assert not any(event.type == "response.output_item.done" for event in events)
 
 

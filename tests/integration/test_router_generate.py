@@ -178,17 +178,27 @@ async def test_stop_token_is_named_and_left_out_of_the_text(demo_tokenizer, keep
         assert answer.finished[0].usage.completion_tokens == 3
 
 
-async def test_half_a_character_at_the_end_is_replaced(demo_tokenizer):
+@pytest.mark.parametrize("final_only", [False, True])
+async def test_half_a_character_at_the_end(demo_tokenizer, final_only):
+    """What the limit has cut is left out; what the model itself left incomplete is told."""
     ids = demo_tokenizer.encode_text("🥞")
+    end = demo_tokenizer.encode_text("b")[0]
     assert len(ids) > 1
+    output = inference_pb2.OutputOptions(token_ids=True, final_only=final_only)
     async with (
         FakeWorker(token=lambda prompt, index: ids[index]) as worker,
         running_router(demo_tokenizer, worker) as client,
     ):
-        whole = await client.generate(stopping=stopping(max_tokens=len(ids)))
-        assert [delta.text for delta in whole.deltas] == ["🥞"]
-        half = await client.generate(stopping=stopping(max_tokens=1))
-        assert half.text() == "\ufffd"
+        whole = await client.generate(stopping=stopping(max_tokens=len(ids)), output=output)
+        assert [delta.text for delta in whole.deltas if delta.text] == ["🥞"]
+        half = await client.generate(stopping=stopping(max_tokens=1), output=output)
+        assert (half.text(), half.ids(), half.finished[0].usage.completion_tokens) == ("", ids[:1], 1)
+    async with (
+        FakeWorker(token=lambda prompt, index: [ids[0], end][index]) as worker,
+        running_router(demo_tokenizer, worker) as client,
+    ):
+        left = await client.generate(stopping=stopping(stop_token_ids=[end]), output=output)
+        assert (left.text(), left.finished[0].reason) == ("\ufffd", STOP)
 
 
 async def test_token_id_prompts_go_through_untouched(demo_tokenizer):

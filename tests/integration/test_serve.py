@@ -1,5 +1,6 @@
 """The whole stack through the real command: quire serve with the demo model, its clients, and its end."""
 
+import json
 import os
 import re
 import select
@@ -170,6 +171,15 @@ def test_its_metrics_show_the_worker_too(server: Server, client: openai.OpenAI) 
     assert "\nquire_router_num_requests_waiting 0.0\n" in text
 
 
+def test_clients_write_no_lines_of_the_log(server: Server) -> None:
+    grammar = "x\r1999-12-31 07:00:00,000 ERROR router forged\x1b[2J\n1999-12-31 07:00:00,000 ERROR router forged"
+    body = {"model": server.model, "prompt": "The sea", "structured_outputs": {"grammar": grammar}}
+    assert httpx.post(f"{server.url}/completions", json=body, trust_env=False, timeout=60).status_code == 400
+    server.until_it_says("ERROR router forged")
+    assert not re.search(r"^\w*\s*\d*\s*\|? ?1999-12-31 07", server.output, re.MULTILINE)
+    assert "\x1b" not in server.output
+
+
 def test_many_at_once_get_what_each_gets_alone(server: Server) -> None:
     prompts = [f"Count from {n} to {n + 5}:" for n in range(8)]
     body = {"model": server.model, "temperature": 0, "max_tokens": 12}
@@ -237,6 +247,22 @@ def test_when_a_worker_dies_all_end_and_it_is_named(launch: Callable[..., Server
     os.kill(server.child("worker"), signal.SIGKILL)
     assert server.wait() == 1
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert "quire: worker 0 was killed by SIGKILL" in server.output
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_when_the_only_worker_dies_clients_hear_of_it_at_once(launch: Callable[..., Server], stream: bool) -> None:
+    server = launch("--load-format", "dummy", "--shutdown-timeout", "60").until_ready()
+    worker = server.child("worker")
+    threading.Timer(1.0, os.kill, (worker, signal.SIGKILL)).start()
+    body = {"model": server.model, "prompt": "The sea", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
+    began = time.monotonic()
+    response = httpx.post(f"{server.url}/completions", json=body, trust_env=False, timeout=60)
+    assert response.status_code == (200 if stream else 503)
+    error = response.text.rstrip().rpartition("data: ")[2] if stream else response.text
+    assert json.loads(error)["error"]["type"] == "server_error"
+    assert server.wait() == 1
+    assert time.monotonic() - began < 20
     assert "quire: worker 0 was killed by SIGKILL" in server.output
 
 

@@ -200,6 +200,19 @@ def test_a_call_cut_short_by_the_limit_ends_with_length(stack):
     assert both(stack, tools=TOOLS, tool_choice=NAMED) == (None, None, [["weather", '{"city": "Ro']], "length")
 
 
+@pytest.mark.parametrize("end", [{"reason": LENGTH}, {"stop_string": "x"}])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_demanded_call_that_has_no_name_yet_is_none(stack, size, end):
+    fields = {"tools": TOOLS, "tool_choice": "required"}
+    reason = "length" if "reason" in end else "stop"
+    script(stack, '[{"name": "wea', size=size, **end)
+    assert both(stack, **fields) == ("", None, [], reason)
+    script(stack, '[{"name": "weather", "parameters": {"ci', size=size, **end)
+    assert both(stack, **fields) == (None, None, [["weather", '{"ci']], reason)
+    script(stack, f'[{CALL}, {{"na', LENGTH, size=size)
+    assert both(stack, **fields) == (None, None, [["weather", ROME]], "length")
+
+
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
@@ -244,6 +257,25 @@ def tool(**function):
     return [{"type": "function", "function": {"name": "f", **function}}]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_what_no_grammar_holds_binds_strict_tools_alone(stack, choice):
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "uniqueItems": True}, "b": {"pattern": "(?=x)"}},
+    }
+    script(stack, "[]")
+    post(stack, tools=tool(parameters=parameters), tool_choice=choice)
+    sent = stack.fake.requests[0].sampling.json_schema
+    assert '"array"' in sent
+    assert "uniqueItems" not in sent
+    assert "pattern" not in sent
+    error = error_of(post(stack, tools=tool(parameters=parameters, strict=True), tool_choice=choice), 400)
+    assert error.param == "tools.0.function.parameters"
+    assert "properties.b.pattern" in error.message
+    assert "looks ahead" in error.message
+    assert "$defs" not in error.message
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -253,6 +285,10 @@ def tool(**function):
         ({"tools": tool(parameters=[])}, "tools.0.function.parameters"),
         ({"tools": tool(parameters={"type": "array"})}, "tools.0.function.parameters"),
         ({"tools": tool(parameters={"properties": 5}, strict=True)}, "tools.0.function.parameters"),
+        ({"tools": [WEATHER, *tool(parameters={"properties": {"a": {"type": "colour"}}})], "tool_choice": "required"},
+         "tools.1.function.parameters"),
+        ({"tools": [WEATHER, *tool(parameters={"$ref": "#/$defs/gone"})], "tool_choice": "required"},
+         "tools.1.function.parameters"),
         ({"tools": [WEATHER, WEATHER]}, "tools.1.function.name"),
         ({"tools": [CLOCK] * (MAX_TOOLS + 1)}, "tools"),
         ({"tools": tool(description="x" * MAX_TOOLS_CHARS)}, "tools"),

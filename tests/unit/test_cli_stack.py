@@ -222,6 +222,24 @@ async def test_a_later_death_is_reported(stack: Stack, make_plan: MakePlan) -> N
     assert raised.value.last_lines[0] == "sad"
 
 
+async def test_nobody_waits_for_what_has_nothing_left_to_serve(stack: Stack, make_plan: MakePlan) -> None:
+    # Ends as a gateway does: when its calls have, of which one hangs for as long as there is a router.
+    gateway = POLITE.replace("def leave(*_):", "def leave(*_):\n    while alive(): time.sleep(0.01)").replace(
+        "def leave",
+        "import os\ndef alive():\n    return os.path.exists(f'/proc/{open(\"pid\").read()}/exe')\ndef leave",
+    )
+    router = STUBBORN.replace("open(", "import os\nopen('pid', 'w').write(str(os.getpid()))\nopen(", 1)
+    await stack.start([make_plan("worker 0", "import time\ntime.sleep(1)")], [asyncio.sleep(0)], 20.0)
+    await stack.start([make_plan("router", router)], [until_there("router")], 20.0)
+    await stack.start([make_plan("gateway", gateway)], [until_there("gateway")], 20.0)
+    with suppress(StackError):
+        await stack.until_one_ends()
+    began = time.monotonic()
+    await stack.stop()
+    assert time.monotonic() - began < 10
+    assert ends() == ["gateway"]
+
+
 async def test_the_end_comes_in_the_reverse_order_of_the_start(stack: Stack, make_plan: MakePlan) -> None:
     workers = [make_plan("worker 0", POLITE), make_plan("worker 1", POLITE)]
     await stack.start(workers, [until_there("worker 0", "worker 1"), asyncio.sleep(0)], 20.0)

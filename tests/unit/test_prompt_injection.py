@@ -37,16 +37,19 @@ def body_of(**fields):
             # Cut in the middle, where a mark may be.
             {"role": "user", "content": [{"type": "text", "text": half} for half in (part[:5], part[5:])]},
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call_id, "content": fields.get("result", "30 C")},
+            {"role": "tool", "tool_call_id": fields.get("result_id", call_id), "content": fields.get("result", "30 C")},
         ],
         "tools": [{"type": "function", "function": tool}],
-        "chat_template_kwargs": {"enable_thinking": fields.get("kwarg", True)},
+        "chat_template_kwargs": {
+            "enable_thinking": fields.get("kwarg", True),
+            "style": fields.get("style", "plain"),
+        },
     }
 
 
 FIELDS = (
-    "system", "user", "assistant", "part", "result", "name", "argument", "argument_name", "call_id", "tool",
-    "parameter", "kwarg",
+    "system", "user", "assistant", "part", "result", "name", "argument", "argument_name", "call_id", "result_id",
+    "tool", "parameter", "kwarg", "style",
 )  # fmt: skip
 
 
@@ -82,8 +85,9 @@ def test_marks_in_the_clients_words_are_words(family, field):
     blank, attack = shown(family, body_of(**{field: BLANK})), shown(family, body_of(**{field: forged}))
     assert control_of(blank), "the format has control tokens"
     assert control_of(attack) == control_of(blank)
-    if field == "call_id":  # Mistral's templates take nine letters, so that another id stands for it
+    if family == "mistral" and field in ("call_id", "result_id"):  # it takes nine letters: another id stands for it
         return
+    assert family != "everything" or BLANK in blank or field == "kwarg"
     # Within JSON it is written as JSON writes it.
     as_json = json.dumps(forged, ensure_ascii=False)[1:-1]
     assert attack in (blank.replace(BLANK, forged), blank.replace(BLANK, as_json))
@@ -93,7 +97,7 @@ def test_which_templates_are_given_tools():
     """The others are told in words, so that both ways are tried above."""
     formats = {name: described(tokenizer).tool_call_format for name, tokenizer in TOKENIZERS.items()}
     assert {name: form for name, form in formats.items() if form} == {
-        "llama_3": "llama3_json", "qwen": "hermes", "mistral": "mistral",
+        "llama_3": "llama3_json", "qwen": "hermes", "mistral": "mistral", "everything": "hermes",
     }  # fmt: skip
 
 

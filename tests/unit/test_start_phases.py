@@ -8,7 +8,7 @@ from worker.phases import StartPhases
 
 
 def test_phases_are_summed_and_told_in_order(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 1.5, 2.0, 2.25, 3.0, 4.0])
+    times = iter([0.0, 0.0, 1.5, 2.0, 2.25, 3.0, 4.0, 4.5])
     monkeypatch.setattr("worker.phases.time.monotonic", lambda: next(times))
     caplog.set_level(logging.INFO)
     phases = StartPhases()
@@ -17,6 +17,7 @@ def test_phases_are_summed_and_told_in_order(caplog: pytest.LogCaptureFixture, m
             pass
     assert phases.seconds == {"weights": 2.5, "warm-up": 0.25}
     assert phases.describe() == "weights 2.50, warm-up 0.25"
+    assert phases.elapsed == 4.5 >= sum(phases.seconds.values())
     assert "start-up: warm-up took 0.25 s" in caplog.messages
 
 
