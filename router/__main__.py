@@ -122,7 +122,7 @@ class Router:
         reporter = LoadReporter(self._fleet, view, queue)
         self.collector = RouterCollector(reporter)
         self._scheduler = Scheduler(self._fleet, view, queue, dispatcher, config.max_queue_wait, self._readiness.set)
-        self._recovery = Recovery(config.max_attempts, self._scheduler.put_back)
+        self._recovery = Recovery(config.max_attempts, self._scheduler.put_back, self._scheduler.capacity_changed)
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
             config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery,

@@ -139,6 +139,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if timer is not None:
                 timer.cancel()
             self._scheduler.end(request)
+            self._recovery.discard(request)
             del self._running[request_id]
             if not self._running:
                 self._idle.set()
