@@ -175,7 +175,7 @@ class Scheduler:
 
     def _lose_patience(self, request: Request) -> None:
         del self._patience[request]
-        if any(choice.attempts.lost for choice in request.choices):
+        if any(choice.attempts.lost or choice.token_ids for choice in request.choices):
             request.fail(
                 Unavailable(
                     f"the worker running this request was lost and no other was free for {self._max_queue_wait:g} s; "
