@@ -26,7 +26,8 @@ class Scheduler:
         view: what is known of them.
         queue: where requests wait.
         dispatcher: decides which request goes where, and when.
-        max_queue_wait: seconds after which a request is refused if all the while no worker took a choice of it.
+        max_queue_wait: seconds after which a request is refused if all the while no worker took a choice of it, or
+            what took it had no place for it.
         on_readiness: called when a worker became ready, or is not any more.
     """
 
@@ -145,7 +146,6 @@ class Scheduler:
         for entry, view, placed in done.placed:
             choice = self._queue.take(entry)
             request = choice.request
-            self._end_patience(request)
             if request in self._queue:
                 self._begin_patience(request)
             link = self._view.link(view)
@@ -175,6 +175,9 @@ class Scheduler:
 
     def _lose_patience(self, request: Request) -> None:
         del self._patience[request]
+        waits = any(choice.link is not None and choice.link.has_waiting(choice) for choice in request.choices)
+        if request not in self._queue and not waits:
+            return
         if any(choice.attempts.lost or choice.token_ids for choice in request.choices):
             request.fail(
                 Unavailable(

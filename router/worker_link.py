@@ -169,6 +169,12 @@ class WorkerLink:
         """Whether ``submit`` is possible now."""
         return self.accepting and not self._full and self.slots.has_free
 
+    def has_waiting(self, choice: Choice) -> bool:
+        """Whether a choice that it was given waits there: every place in the worker's steps is taken."""
+        if choice.running or self.hello is None:
+            return False
+        return sum(other.running for other in self.slots.choices()) >= self.hello.max_num_seqs
+
     def retire(self) -> None:
         """The worker is no longer one of ours: it gets nothing new, and ``run`` ends when it has no sequence left."""
         self.retired = True
@@ -257,9 +263,10 @@ class WorkerLink:
 
     def _down(self, reason: str, loss: Loss, level: int = logging.WARNING) -> None:
         """The stream is gone; what ran through it goes on elsewhere, the oldest slots' choices first."""
+        lost = list(self.slots.choices())
+        waited = {choice for choice in lost if self.has_waiting(choice)}
         hello, self.hello = self.hello, None
         was_up = hello is not None
-        lost = list(self.slots.choices())
         self.slots = SlotTable(0)
         if self._draining or self.retired:
             loss = Loss.LEFT
@@ -276,10 +283,8 @@ class WorkerLink:
         if lost:
             self._note_loss(loss)
         noted = self._recovery.worker_lost(self.address, hello.epoch, loss)
-        # Where every place in a step was taken, those without one waited.
-        waited = sum(choice.running for choice in lost) >= hello.max_num_seqs
         for choice in reversed(lost):  # each is put before those that were put back before it
-            self._give_back(choice, None if waited and not choice.running else noted)
+            self._give_back(choice, None if choice in waited else noted)
         self._listener.capacity_changed()
 
     def _give_back(self, choice: Choice, loss: WorkerLoss | None) -> None:
