@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from protos import worker_pb2
+from protos import sampling_pb2, worker_pb2
 from router.routing.cache_mirror import CacheMirror
 from router.routing.dispatcher import Dispatcher
 from router.routing.predictions import PredictionCounters
@@ -15,6 +15,8 @@ from router.worker_link import WorkerLink
 
 # Until a worker has said how long its blocks are.
 _DEFAULT_BLOCK_SIZE = 16
+# Ends of outputs that are as long as they were to be.
+_WHOLE = (sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH)
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class FleetView:
             taken = lane.taken.get(row.slot)
             if taken is not None and taken.generation == row.generation:
                 self._charge(taken, row.usage.completion_tokens)
+                if row.reason in _WHOLE:
+                    self._dispatcher.output_lengths.ended(row.usage.completion_tokens)
                 self._leave_slot(lane, row.slot, now)
         if batch.HasField("load"):
             was_measured = view.throughput.measured
@@ -158,8 +162,12 @@ class FleetView:
             self._leave_slot(lane, slot, now)
 
     def charge_output(self) -> None:
-        """Charges tenants for what their running sequences have generated so far."""
+        """Charges tenants for what their running sequences have generated so far, and looks when one might end."""
+        lengths = self._dispatcher.output_lengths
         for link, lane in self._lanes.items():
+            lane.view.next_end_steps = lengths.until_next_end(
+                [(len(choice.token_ids), choice.request.max_tokens) for choice in link.slots.choices()]
+            )
             for choice in link.slots.choices():
                 taken = lane.taken.get(choice.slot)
                 if taken is not None:

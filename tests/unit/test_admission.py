@@ -9,6 +9,7 @@ from protos import inference_pb2
 from router.admission import MAX_RETRY_S, MIN_RETRY_S, WaitingQueue
 from router.errors import QueueFull
 from router.request import Choice, GenerateParams, Request
+from router.routing.output_lengths import OutputLengths
 from router.routing.worker_view import Placed
 from router.validation import check_generate
 from tests.doubles.virtual_fleet import BLOCK, VirtualFleet
@@ -167,3 +168,33 @@ def test_salts_do_not_share_names_and_prompts_to_be_computed_whole_have_none():
     assert not set(entries[0].names) & set(entries[2].names)
     assert list(entries[3].names) == []
     assert entries[4].affinity == b"chat"
+
+
+def test_retry_after_knows_that_what_decodes_holds_its_place():
+    full = Full()
+    view = full.fleet.views[0]
+    view.max_num_seqs = view.running = view.max_slots = 2
+    view.throughput.step_s = 0.1
+    lengths = full.fleet.dispatcher.output_lengths
+    view.next_end_steps = lengths.until_next_end([(10, 200), (30, 100)])
+    assert full.queue.retry_after() == pytest.approx(70 * 0.1)
+    lengths.typical = 50.0
+    full.add(request(), second := request())
+    assert full.queue.retry_after() == pytest.approx(70 * 0.1 + 2 * 50 * 0.1 / 2)
+    full.queue.discard(second)
+    assert full.queue.retry_after() == pytest.approx(70 * 0.1 + 50 * 0.1 / 2)
+    full.fleet.views[0].open = True
+    view.running = 1
+    assert full.queue.retry_after() == MIN_RETRY_S, "there is a place"
+
+
+@pytest.mark.parametrize(
+    ("running", "steps"),
+    [([], 0), ([(0, 300)], 100), ([(60, 70)], 10), ([(150, 10_000)] * 4, 25), ([(150, 10_000), (95, 300)], 5)],
+    ids=["none", "typical", "almost all it may", "longer than most", "the first of them"],
+)
+def test_when_the_next_output_ends(running, steps):
+    lengths = OutputLengths()
+    for _ in range(500):
+        lengths.ended(100)
+    assert lengths.until_next_end(running) == pytest.approx(steps)
