@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from protos.prefix import block_hashes
 from router.errors import QueueFull
-from router.request import Choice, Request
+from router.request import Choice, Request, pack_ids
 from router.routing.dispatcher import Dispatcher
 from router.routing.fair_queue import FairQueue
 from router.routing.waiting import Waiting
@@ -105,7 +105,10 @@ class WaitingQueue:
         self._insert(entry)
 
     def put_back(self, choice: Choice, block_size: int, now: float) -> None:
-        """A worker did not take a choice after all, or was lost with it. It waits for as long as its request did."""
+        """A worker did not take a choice after all, or was lost with it. It waits for as long as its request did.
+
+        Its output so far will be computed again, and counts as prompt.
+        """
         entry = self._entries.get(choice.request)
         if entry is None:
             entry = self._entry(choice.request, block_size, choice.request.arrival or now)
@@ -116,6 +119,10 @@ class WaitingQueue:
             self._output_tokens -= entry.output_tokens * len(entry.choices)
         entry.choices.appendleft(choice)
         entry.places += 1
+        tokens = choice.request.prompt_tokens + len(choice.token_ids)
+        if tokens > entry.prompt_tokens:
+            entry.prompt_tokens = tokens
+            entry.names = _names(choice.request, block_size, choice.token_ids)
         self._insert(entry)
 
     def take(self, entry: Waiting) -> Choice:
@@ -152,8 +159,7 @@ class WaitingQueue:
 
     def _entry(self, request: Request, block_size: int, now: float) -> QueuedRequest:
         params = request.params
-        # A prompt that must be computed whole is at home nowhere.
-        names = [] if params.skip_reading_prefix_cache else block_hashes(request.prompt, block_size, params.cache_salt)
+        names = _names(request, block_size)
         if request.arrival is None:
             request.arrival = now
         return QueuedRequest(
@@ -193,3 +199,10 @@ class WaitingQueue:
             return None
         assert isinstance(last, QueuedRequest)
         return last
+
+
+def _names(request: Request, block_size: int, output: Sequence[int] = ()) -> list[bytes]:
+    """The names of a prompt's full blocks, and of the output's that follows it."""
+    if request.params.skip_reading_prefix_cache:
+        return []  # a prompt that must be computed whole is at home nowhere
+    return block_hashes(request.prompt + pack_ids(list(output)), block_size, request.params.cache_salt)

@@ -20,7 +20,8 @@ class Placed:
 
     Attributes:
         names: of its prompt's full blocks.
-        prompt_tokens, predicted_tokens: how long its prompt is, and how much of it was believed to be cached there.
+        prompt_tokens, predicted_tokens: how long its prompt is, with output to be computed again, and how much of it
+            was believed to be cached there.
         rest: prompt tokens still to be computed, as far as the router knows.
         reason: why this worker.
         placed_at, queued_at, admitted_at, first_token_at: seconds; None: not yet.
