@@ -21,6 +21,7 @@ from router.discovery import Discovery, RegistryServicer
 from router.fleet import Fleet
 from router.fleet_view import FleetView
 from router.load_report import LoadReporter
+from router.message_check import MessageCheck
 from router.metrics import RouterCollector
 from router.prompt_encoder import PromptEncoder
 from router.recovery import Recovery
@@ -98,8 +99,8 @@ async def serve(config: RouterConfig) -> int:
 def make_front(config: RouterConfig) -> grpc.aio.Server:
     """The server that clients call, without services and port; it asks for keys where there are some."""
     if config.api_keys or config.own_key is not None:
-        return make_server(config.tls, KeyCheck(config.api_keys, config.own_key))
-    return make_server(config.tls)
+        return make_server(config.tls, KeyCheck(config.api_keys, config.own_key), MessageCheck())
+    return make_server(config.tls, MessageCheck())
 
 
 class Router:
