@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protos import sampling_pb2, worker_pb2
+from router.events import RouterEvents
 from router.routing.cache_mirror import CacheMirror
 from router.routing.dispatcher import Dispatcher
 from router.routing.predictions import PredictionCounters
@@ -26,8 +27,9 @@ class _Taken:
     generation: int
     placed: Placed
     tenant: str
-    # Output tokens that the tenant was charged for.
-    charged: int = 0
+    # Output tokens that were generated elsewhere before, and all that the tenant was charged for.
+    output_before: int
+    charged: int
 
 
 @dataclass(slots=True)
@@ -47,16 +49,20 @@ class FleetView:
         index: filled with what the workers have cached.
         dispatcher: its ``views`` are kept.
         counters: tenants are charged for what their sequences generate.
+        events: are counted.
 
     Attributes:
         block_size: tokens a block, the same for all workers that are routed to by prefix.
         predictions: how well it was foretold what is cached.
     """
 
-    def __init__(self, index: PrefixIndex, dispatcher: Dispatcher, counters: TenantCounters) -> None:
+    def __init__(
+        self, index: PrefixIndex, dispatcher: Dispatcher, counters: TenantCounters, events: RouterEvents
+    ) -> None:
         self._index = index
         self._dispatcher = dispatcher
         self._counters = counters
+        self._events = events
         self._lanes: dict[WorkerLink, _Lane] = {}
         self._links: dict[int, WorkerLink] = {}
         self.block_size = _DEFAULT_BLOCK_SIZE
@@ -105,7 +111,7 @@ class FleetView:
     def took(self, link: WorkerLink, slot: int, generation: int, placed: Placed, tenant: str, output: int) -> None:
         """A sequence, of which ``output`` tokens were generated elsewhere before, went into a slot."""
         lane = self._lanes[link]
-        lane.taken[slot] = _Taken(generation, placed, tenant, output)
+        lane.taken[slot] = _Taken(generation, placed, tenant, output, output)
         lane.prefilling.add(slot)
 
     def progress(self, link: WorkerLink, batch: worker_pb2.StepBatch, now: float) -> None:
@@ -122,7 +128,10 @@ class FleetView:
         if lane.prefilling:
             for slot in lane.prefilling.intersection(batch.slots):
                 lane.prefilling.discard(slot)
-                view.begin_decode(lane.taken[slot].placed, now)
+                taken = lane.taken[slot]
+                view.begin_decode(taken.placed, now)
+                if not taken.output_before:
+                    self._events.time_to_first_token.observe(now - taken.placed.queued_at)
         for row in batch.finished:
             taken = lane.taken.get(row.slot)
             if taken is not None and taken.generation == row.generation:

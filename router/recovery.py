@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from router.errors import RequestQuarantined, Unavailable
+from router.events import SHUT_DOWN, RouterEvents
 from router.worker_loss import LEASE_S, Loss, LossLog, Verdict, WorkerLoss
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Recovery:
         max_attempts: most attempts in a row that bring a choice's output no further.
         put_back: gives a choice its turn again.
         dispatch: looks for workers for those that were put back later than at their loss.
+        events: are counted.
         lease: seconds after which a worker that has not come back is taken for dead.
         clock: seconds that only grow.
         call_later: see ``LossLog``.
@@ -107,6 +109,7 @@ class Recovery:
         max_attempts: int,
         put_back: "Callable[[Choice], None]",
         dispatch: Callable[[], None],
+        events: RouterEvents,
         lease: float = LEASE_S,
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
@@ -114,8 +117,9 @@ class Recovery:
         self._max_attempts = max_attempts
         self._put_back = put_back
         self._dispatch = dispatch
+        self._events = events
         self._clock = clock
-        self._losses = LossLog(self._review, lease, clock, call_later)
+        self._losses = LossLog(self._review, self._count, lease, clock, call_later)
         # Choices that wait until it is known what became of their workers, the oldest first.
         self._held: dict[Choice, None] = {}
         # When each one ends, by the prompt's digest; oldest first.
@@ -129,7 +133,10 @@ class Recovery:
 
     def worker_lost(self, worker: str, epoch: int, loss: Loss) -> WorkerLoss | None:
         """A worker (its address) is lost. To be told before its choices are. None: there is nothing to count."""
-        return None if loss is Loss.LEFT else self._losses.note(worker, epoch, loss)
+        if loss is Loss.LEFT:
+            self._events.losses.labels(SHUT_DOWN).inc()
+            return None
+        return self._losses.note(worker, epoch, loss)
 
     def worker_returned(self, worker: str, epoch: int) -> None:
         """A worker is there, for the first time or again. ``capacity_changed`` is to follow."""
@@ -171,6 +178,9 @@ class Recovery:
             return
         logger.error("request %s: given up after %d attempts, %d crashes", request.id, attempts.lost, attempts.crashed)
 
+    def _count(self, verdict: Verdict) -> None:
+        self._events.losses.labels(verdict.name.lower()).inc()
+
     def _must_wait(self, attempts: Attempts) -> bool:
         """Whether what became of its workers must be known first."""
         doubtful = attempts.lost >= self._max_attempts and not attempts.settled
@@ -187,6 +197,7 @@ class Recovery:
             self._dispatch()
 
     def _quarantine(self, request: "Request") -> None:
+        self._events.quarantines.inc()
         digest = _digest(request)
         self._quarantined.pop(digest, None)
         while len(self._quarantined) >= _MAX_QUARANTINED:

@@ -89,6 +89,9 @@ class LinkListener(Protocol):
     def told(self, link: "WorkerLink", events: worker_pb2.KvEvents) -> None:
         """KvEvents came."""
 
+    def rests(self, link: "WorkerLink") -> None:
+        """The worker lost its work again and again, and gets nothing for a while."""
+
     def refused(self, link: "WorkerLink", slot: int, generation: int) -> None:
         """The worker refused what it was given in a slot."""
 
@@ -293,6 +296,7 @@ class WorkerLink:
 
     def _note_loss(self, loss: Loss) -> None:
         if loss is not Loss.LEFT and self._breaker.lost():
+            self._listener.rests(self)
             logger.warning("worker %s loses its work again and again; it rests %g s", self.address, self._breaker.pause)
 
     # ---- up ----

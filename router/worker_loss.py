@@ -75,6 +75,7 @@ class LossLog:
 
     Args:
         on_news: called when something is known that was not.
+        on_verdict: called with each verdict.
         lease: seconds after which a process that has not come back is gone.
         clock: seconds that only grow.
         call_later: calls a function in so many seconds; the event loop's, unless told otherwise.
@@ -83,11 +84,13 @@ class LossLog:
     def __init__(
         self,
         on_news: Callable[[], None],
+        on_verdict: Callable[[Verdict], None],
         lease: float = LEASE_S,
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
         self._on_news = on_news
+        self._on_verdict = on_verdict
         self._lease = lease
         self._clock = clock
         self._call_later = call_later or _on_running_loop
@@ -104,6 +107,7 @@ class LossLog:
         loss = WorkerLoss(worker, epoch, self._clock(), outage, gone=kind is Loss.CRASHED)
         if kind is Loss.FAILED:
             loss.verdict = Verdict.FAILED
+            self._on_verdict(loss.verdict)
         else:
             self._open.append(loss)
             self._call_later(self._lease, self._judge)
@@ -129,6 +133,8 @@ class LossLog:
         for loss in self._open:
             if loss.verdict is Verdict.OPEN and loss.outage.over and (loss.gone or loss.at <= expired):
                 loss.verdict = Verdict.DIED
+            if loss.verdict is not Verdict.OPEN:
+                self._on_verdict(loss.verdict)
         self._open = [loss for loss in self._open if loss.verdict is Verdict.OPEN]
         self._on_news()
 

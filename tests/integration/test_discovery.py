@@ -8,6 +8,7 @@ import pytest
 import router.discovery
 from protos import inference_pb2, registry_pb2, registry_pb2_grpc, sampling_pb2
 from router.discovery import Discovery, join, peer_host
+from router.events import RouterEvents
 from router.fleet import Fleet
 from router.recovery import Recovery
 from tests.integration.fake_worker import FakeWorker, count_up
@@ -168,7 +169,7 @@ def test_what_is_advertised():
 
 async def test_sources_are_united():
     fleet = Fleet(0, 1.0)
-    fleet.start(Deaf(), Recovery(3, lambda choice: None, lambda: None))
+    fleet.start(Deaf(), Recovery(3, lambda choice: None, lambda: None, RouterEvents()))
     fleet.set_addresses("given", ["127.0.0.1:1", "127.0.0.1:2"])
     fleet.set_addresses("registered", ["127.0.0.1:2", "127.0.0.1:3"])
     assert [link.address for link in fleet.links] == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from protos import inference_pb2, sampling_pb2, worker_pb2
 from router.circuit_breaker import FIRST_PAUSE_S, LAST_PAUSE_S, MAX_LOSSES, PROBE_BATCHES, CircuitBreaker
 from router.errors import RequestQuarantined, Unavailable
+from router.events import RouterEvents
 from router.heartbeat import WARM_UP_S, WARM_UP_STEPS, Health, Heartbeat
 from router.recovery import MAX_CRASHES, QUARANTINE_S, UNSEEN_TOKENS, Recovery
 from router.request import Choice, Request
@@ -62,8 +63,15 @@ class Fleet:
     def __init__(self) -> None:
         self.clock = Clock()
         self.waiting: list[Choice] = []
+        self.events = RouterEvents()
         self.taker = Recovery(
-            3, self.waiting.append, lambda: None, lease=LEASE, clock=self.clock, call_later=self.clock.call_later
+            3,
+            self.waiting.append,
+            lambda: None,
+            self.events,
+            lease=LEASE,
+            clock=self.clock,
+            call_later=self.clock.call_later,
         )
         self.epochs: Counter[str] = Counter()
 
