@@ -19,9 +19,11 @@ from router.access import KeyCheck
 from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
 from router.discovery import Discovery, RegistryServicer
+from router.events import RouterEvents
 from router.fleet import Fleet
 from router.fleet_view import FleetView
 from router.load_report import LoadReporter
+from router.message_check import MessageCheck
 from router.metrics import RouterCollector
 from router.prompt_encoder import PromptEncoder
 from router.recovery import Recovery
@@ -97,8 +99,8 @@ async def serve(config: RouterConfig) -> int:
 def make_front(config: RouterConfig) -> grpc.aio.Server:
     """The server that clients call, without services and port; it asks for keys where there are some."""
     if config.api_keys or config.own_key is not None:
-        return make_server(config.tls, KeyCheck(config.api_keys, config.own_key))
-    return make_server(config.tls)
+        return make_server(config.tls, KeyCheck(config.api_keys, config.own_key), MessageCheck())
+    return make_server(config.tls, MessageCheck())
 
 
 class Router:
@@ -116,16 +118,21 @@ class Router:
         index, counters = PrefixIndex(), TenantCounters()
         order = FairQueue(counters)
         dispatcher = Dispatcher(index, order, POLICIES[config.policy]())
-        view = FleetView(index, dispatcher, counters)
+        events = RouterEvents()
+        view = FleetView(index, dispatcher, counters, events)
         queue = WaitingQueue(order, dispatcher, config.max_num_queued_reqs, config.max_num_queued_tokens)
         reporter = LoadReporter(self._fleet, view, queue)
-        self.collector = RouterCollector(reporter)
-        self._scheduler = Scheduler(self._fleet, view, queue, dispatcher, config.max_queue_wait, self._readiness.set)
-        self._recovery = Recovery(config.max_attempts, self._scheduler.put_back)
+        self.collector = RouterCollector(reporter, events)
+        self._scheduler = Scheduler(
+            self._fleet, view, queue, dispatcher, config.max_queue_wait, events, self._readiness.set
+        )
+        self._recovery = Recovery(
+            config.max_attempts, self._scheduler.put_back, self._scheduler.capacity_changed, events
+        )
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
             config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery,
-            reporter, self.collector, config.max_unsent_bytes,
+            reporter, self.collector, events, config.max_unsent_bytes,
         )  # fmt: skip
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from protos.prefix import block_hashes
 from router.errors import QueueFull
-from router.request import Choice, Request
+from router.request import Choice, Request, pack_ids
 from router.routing.dispatcher import Dispatcher
 from router.routing.fair_queue import FairQueue
 from router.routing.waiting import Waiting
@@ -28,10 +28,12 @@ class QueuedRequest(Waiting):
     Attributes:
         request: the request.
         choices: those that no worker has.
+        output_tokens: what was to be expected of each one's output when the request came.
     """
 
     request: Request = field(kw_only=True)
     choices: deque[Choice] = field(kw_only=True)
+    output_tokens: float = field(kw_only=True)
 
 
 class WaitingQueue:
@@ -51,6 +53,8 @@ class WaitingQueue:
         self._max_tokens = max_tokens
         self._entering = 0
         self._entries: dict[Request, QueuedRequest] = {}
+        # To be expected of all choices.
+        self._output_tokens = 0.0
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -101,7 +105,10 @@ class WaitingQueue:
         self._insert(entry)
 
     def put_back(self, choice: Choice, block_size: int, now: float) -> None:
-        """A worker did not take a choice after all, or was lost with it. It waits for as long as its request did."""
+        """A worker did not take a choice after all, or was lost with it. It waits for as long as its request did.
+
+        Its output so far will be computed again, and counts as prompt.
+        """
         entry = self._entries.get(choice.request)
         if entry is None:
             entry = self._entry(choice.request, block_size, choice.request.arrival or now)
@@ -109,14 +116,20 @@ class WaitingQueue:
             entry.places = 0
         else:
             self._order.discard(entry)
+            self._output_tokens -= entry.output_tokens * len(entry.choices)
         entry.choices.appendleft(choice)
         entry.places += 1
+        tokens = choice.request.prompt_tokens + len(choice.token_ids)
+        if tokens > entry.prompt_tokens:
+            entry.prompt_tokens = tokens
+            entry.names = _names(choice.request, block_size, choice.token_ids)
         self._insert(entry)
 
     def take(self, entry: Waiting) -> Choice:
         """The next choice of an entry for which a worker was found."""
         assert isinstance(entry, QueuedRequest)
         choice = entry.choices.popleft()
+        self._output_tokens -= entry.output_tokens
         if not entry.choices:
             del self._entries[entry.request]
         return choice
@@ -133,18 +146,20 @@ class WaitingQueue:
             self._drop(entry)
 
     def retry_after(self) -> float:
-        """Seconds until what waits now should have found a worker: what there is to compute, at the workers' rate."""
+        """Seconds until what waits now should have found a worker: what there is to compute, at the workers' rate, or
+        until enough of what decodes has ended, whichever is longer.
+        """
         views: Sequence[WorkerView] = [view for view in self._dispatcher.views if view.accepting]
         rate = sum(view.prefill_rate for view in views)
         if not rate:
             return MIN_RETRY_S
-        backlog = self._order.missing + sum(view.backlog for view in views)
-        return min(max(MIN_RETRY_S, backlog / rate), MAX_RETRY_S)
+        prefill_s = (self._order.missing + sum(view.backlog for view in views)) / rate
+        place_s = self._dispatcher.output_lengths.next_place_s(views, self._output_tokens)
+        return min(max(MIN_RETRY_S, prefill_s, place_s), MAX_RETRY_S)
 
     def _entry(self, request: Request, block_size: int, now: float) -> QueuedRequest:
         params = request.params
-        # A prompt that must be computed whole is at home nowhere.
-        names = [] if params.skip_reading_prefix_cache else block_hashes(request.prompt, block_size, params.cache_salt)
+        names = _names(request, block_size)
         if request.arrival is None:
             request.arrival = now
         return QueuedRequest(
@@ -159,14 +174,17 @@ class WaitingQueue:
             places=len(request.choices),
             request=request,
             choices=deque(request.choices),
+            output_tokens=self._dispatcher.output_lengths.expected(request.max_tokens),
         )
 
     def _insert(self, entry: QueuedRequest) -> None:
         self._entries[entry.request] = entry
+        self._output_tokens += entry.output_tokens * len(entry.choices)
         self._dispatcher.add(entry)
 
     def _drop(self, entry: QueuedRequest) -> None:
         del self._entries[entry.request]
+        self._output_tokens -= entry.output_tokens * len(entry.choices)
         self._order.discard(entry)
 
     def _has_no_room_for(self, missing: int) -> bool:
@@ -181,3 +199,10 @@ class WaitingQueue:
             return None
         assert isinstance(last, QueuedRequest)
         return last
+
+
+def _names(request: Request, block_size: int, output: Sequence[int] = ()) -> list[bytes]:
+    """The names of a prompt's full blocks, and of the output's that follows it."""
+    if request.params.skip_reading_prefix_cache:
+        return []  # a prompt that must be computed whole is at home nowhere
+    return block_hashes(request.prompt + pack_ids(list(output)), block_size, request.params.cache_salt)

@@ -5,6 +5,7 @@ Each source says which addresses it knows now; the fleet has a link to every add
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -24,6 +25,10 @@ RENEW_AFTER_S = 5.0
 LEASE_S = 3 * RENEW_AFTER_S
 # Whoever registers more is not a fleet.
 MAX_REGISTERED = 1024
+
+# As long as a name in DNS may be; an IPv6 address may have brackets and a zone.
+MAX_HOST_CHARS = 253
+_HOST = re.compile(rf"[A-Za-z0-9._:%\[\]-]{{1,{MAX_HOST_CHARS}}}")
 
 # Called with a source's name and all addresses that it knows now.
 Report = Callable[[str, Collection[str]], None]
@@ -103,6 +108,11 @@ class RegistryServicer(registry_pb2_grpc.RegistryServicer):
         host = message.host or peer_host(context.peer())
         if not host:
             raise InvalidArgument("host", f"host is empty and the call's peer {context.peer()} has no address; name it")
+        if not _HOST.fullmatch(host):
+            raise InvalidArgument(
+                "host",
+                f"host has {len(host)} characters; it must be a name or address of 1 to {MAX_HOST_CHARS}, in ASCII",
+            )
         self._renew(join(host.strip("[]"), message.port), leaving=message.leaving)
         return registry_pb2.RegisterResponse(renew_after_ms=int(RENEW_AFTER_S * 1000))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protos import worker_pb2
 from protos.tls import ClientTls
 from router.recovery import Recovery
+from router.validation import MAX_ID_CHARS
 from router.worker_link import LinkListener, LinkLost, WorkerLink
 
 
@@ -110,7 +111,12 @@ class Fleet:
         return any(other.works for other in self.links if other is not link)
 
     def _check(self, link: WorkerLink, hello: worker_pb2.Hello) -> None:
-        """Raises LinkLost when a worker does not fit this router's tokenizer or the other workers."""
+        """Raises LinkLost when a worker has no proper name, or does not fit this router's tokenizer or the others."""
+        for field, name in (("worker_id", hello.worker_id), ("model", hello.model)):
+            if len(name) > MAX_ID_CHARS or not name.isprintable():
+                raise LinkLost(
+                    f"its {field} has {len(name)} characters; it must be at most {MAX_ID_CHARS}, all of them printable"
+                )
         if hello.vocab_size < self._min_vocab_size:
             raise LinkLost(
                 f"its model {hello.model} has {hello.vocab_size} tokens, the tokenizer {self._min_vocab_size}; "

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from protos import worker_pb2
+from protos import sampling_pb2, worker_pb2
+from router.events import RouterEvents
 from router.routing.cache_mirror import CacheMirror
 from router.routing.dispatcher import Dispatcher
 from router.routing.predictions import PredictionCounters
@@ -15,6 +16,8 @@ from router.worker_link import WorkerLink
 
 # Until a worker has said how long its blocks are.
 _DEFAULT_BLOCK_SIZE = 16
+# Ends of outputs that are as long as they were to be.
+_WHOLE = (sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH)
 
 
 @dataclass(slots=True)
@@ -24,8 +27,9 @@ class _Taken:
     generation: int
     placed: Placed
     tenant: str
-    # Output tokens that the tenant was charged for.
-    charged: int = 0
+    # Output tokens that were generated elsewhere before, and all that the tenant was charged for.
+    output_before: int
+    charged: int
 
 
 @dataclass(slots=True)
@@ -45,16 +49,20 @@ class FleetView:
         index: filled with what the workers have cached.
         dispatcher: its ``views`` are kept.
         counters: tenants are charged for what their sequences generate.
+        events: are counted.
 
     Attributes:
         block_size: tokens a block, the same for all workers that are routed to by prefix.
         predictions: how well it was foretold what is cached.
     """
 
-    def __init__(self, index: PrefixIndex, dispatcher: Dispatcher, counters: TenantCounters) -> None:
+    def __init__(
+        self, index: PrefixIndex, dispatcher: Dispatcher, counters: TenantCounters, events: RouterEvents
+    ) -> None:
         self._index = index
         self._dispatcher = dispatcher
         self._counters = counters
+        self._events = events
         self._lanes: dict[WorkerLink, _Lane] = {}
         self._links: dict[int, WorkerLink] = {}
         self.block_size = _DEFAULT_BLOCK_SIZE
@@ -103,7 +111,7 @@ class FleetView:
     def took(self, link: WorkerLink, slot: int, generation: int, placed: Placed, tenant: str, output: int) -> None:
         """A sequence, of which ``output`` tokens were generated elsewhere before, went into a slot."""
         lane = self._lanes[link]
-        lane.taken[slot] = _Taken(generation, placed, tenant, output)
+        lane.taken[slot] = _Taken(generation, placed, tenant, output, output)
         lane.prefilling.add(slot)
 
     def progress(self, link: WorkerLink, batch: worker_pb2.StepBatch, now: float) -> None:
@@ -120,11 +128,16 @@ class FleetView:
         if lane.prefilling:
             for slot in lane.prefilling.intersection(batch.slots):
                 lane.prefilling.discard(slot)
-                view.begin_decode(lane.taken[slot].placed, now)
+                taken = lane.taken[slot]
+                view.begin_decode(taken.placed, now)
+                if not taken.output_before:
+                    self._events.time_to_first_token.observe(now - taken.placed.queued_at)
         for row in batch.finished:
             taken = lane.taken.get(row.slot)
             if taken is not None and taken.generation == row.generation:
                 self._charge(taken, row.usage.completion_tokens)
+                if row.reason in _WHOLE:
+                    self._dispatcher.output_lengths.ended(row.usage.completion_tokens)
                 self._leave_slot(lane, row.slot, now)
         if batch.HasField("load"):
             was_measured = view.throughput.measured
@@ -158,8 +171,12 @@ class FleetView:
             self._leave_slot(lane, slot, now)
 
     def charge_output(self) -> None:
-        """Charges tenants for what their running sequences have generated so far."""
+        """Charges tenants for what their running sequences have generated so far, and looks when one might end."""
+        lengths = self._dispatcher.output_lengths
         for link, lane in self._lanes.items():
+            lane.view.next_end_steps = lengths.until_next_end(
+                [(len(choice.token_ids), choice.request.max_tokens) for choice in link.slots.choices()]
+            )
             for choice in link.slots.choices():
                 taken = lane.taken.get(choice.slot)
                 if taken is not None:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from protos import inference_pb2
+from router.events import RouterEvents
 from router.load_report import LoadReporter
 
 _Worker = inference_pb2.GetLoadResponse.Worker
@@ -56,16 +57,18 @@ class RouterCollector(Collector):
     """Samples of one router; the library may ask from any thread.
 
     Args:
-        reporter: the router's.
+        reporter, events: the router's.
     """
 
-    def __init__(self, reporter: LoadReporter) -> None:
+    def __init__(self, reporter: LoadReporter, events: RouterEvents) -> None:
         self._reporter = reporter
+        self._events = events.registry
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """All samples of this moment."""
+        yield from self._events.collect()
         load = self._reporter.report()
         for name, text, count in _PREDICTIONS:
             yield CounterMetricFamily(f"quire_router_{name}", text, count(load.predictions))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from protos import inference_pb2, worker_pb2
 from router.admission import WaitingQueue
 from router.errors import DeadlineExceeded, QueueFull, Unavailable
+from router.events import RouterEvents
 from router.explanation import explain
 from router.fleet import Fleet
 from router.fleet_view import FleetView
@@ -26,7 +27,9 @@ class Scheduler:
         view: what is known of them.
         queue: where requests wait.
         dispatcher: decides which request goes where, and when.
-        max_queue_wait: seconds after which a request is refused if all the while no worker took a choice of it.
+        max_queue_wait: seconds after which a request is refused if all the while no worker took a choice of it, or
+            what took it had no place for it.
+        events: are counted.
         on_readiness: called when a worker became ready, or is not any more.
     """
 
@@ -37,6 +40,7 @@ class Scheduler:
         queue: WaitingQueue,
         dispatcher: Dispatcher,
         max_queue_wait: float,
+        events: RouterEvents,
         on_readiness: Callable[[], None],
     ) -> None:
         self._fleet = fleet
@@ -44,6 +48,7 @@ class Scheduler:
         self._queue = queue
         self._dispatcher = dispatcher
         self._max_queue_wait = max_queue_wait
+        self._events = events
         self._on_readiness = on_readiness
         self._patience: dict[Request, asyncio.TimerHandle] = {}
         self._charged_at = 0.0
@@ -132,6 +137,10 @@ class Scheduler:
         """A worker's prefix cache has changed."""
         self._view.told(link, events, asyncio.get_running_loop().time())
 
+    def rests(self, link: WorkerLink) -> None:
+        """A worker is given a rest."""
+        self._events.rests.inc()
+
     def refused(self, link: WorkerLink, slot: int, generation: int) -> None:
         """A worker did not take what it was given in a slot."""
         self._view.refused(link, slot, generation, asyncio.get_running_loop().time())
@@ -145,10 +154,13 @@ class Scheduler:
         for entry, view, placed in done.placed:
             choice = self._queue.take(entry)
             request = choice.request
-            self._end_patience(request)
             if request in self._queue:
                 self._begin_patience(request)
             link = self._view.link(view)
+            if choice.running:  # it was begun before, somewhere
+                self._events.moves.inc()
+            else:
+                self._events.queue_time.observe(placed.placed_at - placed.queued_at)
             link.submit(choice, now)
             if request.route is None or not request.begun.is_set():
                 request.route = Route(link.name, placed)
@@ -175,7 +187,10 @@ class Scheduler:
 
     def _lose_patience(self, request: Request) -> None:
         del self._patience[request]
-        if any(choice.attempts.lost for choice in request.choices):
+        waits = any(choice.link is not None and choice.link.has_waiting(choice) for choice in request.choices)
+        if request not in self._queue and not waits:
+            return
+        if any(choice.attempts.lost or choice.token_ids for choice in request.choices):
             request.fail(
                 Unavailable(
                     f"the worker running this request was lost and no other was free for {self._max_queue_wait:g} s; "

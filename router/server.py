@@ -16,10 +16,12 @@ from router.errors import (
     InvalidArgument,
     ModelNotFound,
     RequestCancelled,
+    RequestError,
     RequestExists,
     Unavailable,
     answers_errors,
 )
+from router.events import RouterEvents
 from router.fleet import Fleet, ModelLimits
 from router.load_report import LoadReporter
 from router.metrics import RouterCollector
@@ -58,6 +60,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         scheduler: takes requests from here on.
         recovery: knows which prompts are kept from workers.
         reporter, collector: know who waits and what workers are busy with.
+        events: are counted.
         max_unsent_bytes: of a stream, about; a client that is further behind has its stream paused.
     """
 
@@ -71,6 +74,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         recovery: Recovery,
         reporter: LoadReporter,
         collector: RouterCollector,
+        events: RouterEvents,
         max_unsent_bytes: int,
     ) -> None:
         self._names = names
@@ -80,6 +84,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._recovery = recovery
         self._reporter = reporter
         self._collector = collector
+        self._events = events
         self._max_unsent_bytes = max_unsent_bytes
         self._encoder = encoder
         self._created = int(time.time())
@@ -104,6 +109,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     @answers_errors
     async def Generate(self, message: inference_pb2.GenerateRequest, context: Context) -> None:
         """One request, from its prompt to the last token."""
+        try:
+            await self._generate(message, context)
+        except Exception as error:
+            reason = error.reason or error.code.name if isinstance(error, RequestError) else "internal"
+            self._events.failures.labels(reason.lower()).inc()
+            raise
+
+    async def _generate(self, message: inference_pb2.GenerateRequest, context: Context) -> None:
         if self._draining:
             raise Unavailable("the router is shutting down; send the request again")
         self._check_model(message.model)
@@ -139,6 +152,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if timer is not None:
                 timer.cancel()
             self._scheduler.end(request)
+            self._recovery.discard(request)
             del self._running[request_id]
             if not self._running:
                 self._idle.set()

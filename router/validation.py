@@ -37,6 +37,8 @@ def check_generate(
             raise InvalidArgument(
                 field, f"{field} has {len(getattr(request, field))} characters; at most {MAX_ID_CHARS}"
             )
+    if not request.request_id.isprintable():
+        raise InvalidArgument("request_id", "request_id has characters that cannot be printed, which logs would show")
     count = request.n if request.HasField("n") else 1
     if not 1 <= count <= MAX_CHOICES:
         raise InvalidArgument("n", f"n is {count}; it must be 1 to {MAX_CHOICES}")

@@ -19,11 +19,12 @@ from protos.tls import ClientTls, explain_failure
 from router.circuit_breaker import CircuitBreaker
 from router.errors import InvalidArgument
 from router.heartbeat import Health, Heartbeat
-from router.recovery import Loss, Recovery
+from router.recovery import Recovery
 from router.request import Choice
 from router.slot_table import SlotTable
 from router.submission import submission
 from router.token_logprobs import OutOfStep
+from router.worker_loss import Loss, WorkerLoss
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ _OPTIONS = [
 Call = StreamStreamCall[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
 
 
+# What gRPC says of a connection that is gone. All else is the worker's own answer.
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _GIVEN_UP = (sampling_pb2.FINISH_REASON_CANCELLED, sampling_pb2.FINISH_REASON_ERROR)
 
 
@@ -85,6 +88,9 @@ class LinkListener(Protocol):
 
     def told(self, link: "WorkerLink", events: worker_pb2.KvEvents) -> None:
         """KvEvents came."""
+
+    def rests(self, link: "WorkerLink") -> None:
+        """The worker lost its work again and again, and gets nothing for a while."""
 
     def refused(self, link: "WorkerLink", slot: int, generation: int) -> None:
         """The worker refused what it was given in a slot."""
@@ -165,6 +171,12 @@ class WorkerLink:
     def has_room(self) -> bool:
         """Whether ``submit`` is possible now."""
         return self.accepting and not self._full and self.slots.has_free
+
+    def has_waiting(self, choice: Choice) -> bool:
+        """Whether a choice that it was given waits there: every place in the worker's steps is taken."""
+        if choice.running or self.hello is None:
+            return False
+        return sum(other.running for other in self.slots.choices()) >= self.hello.max_num_seqs
 
     def retire(self) -> None:
         """The worker is no longer one of ours: it gets nothing new, and ``run`` ends when it has no sequence left."""
@@ -247,17 +259,17 @@ class WorkerLink:
             *(hello.worker_id, self.address, hello.model, hello.max_slots, hello.max_model_len, hello.epoch),
         )
         self._send(worker_pb2.RouterMessage(credit=worker_pb2.Credit(step_batches=CREDIT_WINDOW)))
+        self._recovery.worker_returned(self.address, hello.epoch)
         self._listener.joined(self)
         self._listener.readiness_changed()
         self._listener.capacity_changed()
 
     def _down(self, reason: str, loss: Loss, level: int = logging.WARNING) -> None:
         """The stream is gone; what ran through it goes on elsewhere, the oldest slots' choices first."""
+        lost = list(self.slots.choices())
+        waited = {choice for choice in lost if self.has_waiting(choice)}
         hello, self.hello = self.hello, None
         was_up = hello is not None
-        lost = list(self.slots.choices())
-        # Where every place in a step was taken, those without one waited.
-        waited = hello is not None and sum(choice.running for choice in lost) >= hello.max_num_seqs
         self.slots = SlotTable(0)
         if self._draining or self.retired:
             loss = Loss.LEFT
@@ -269,19 +281,22 @@ class WorkerLink:
             moved = f"; {len(lost)} sequences move on" if lost else ""
             logger.log(level, "worker %s: %s%s", self.address, reason, moved)
             self._last_loss = reason
+        if hello is None:
+            return
         if lost:
             self._note_loss(loss)
+        noted = self._recovery.worker_lost(self.address, hello.epoch, loss)
         for choice in reversed(lost):  # each is put before those that were put back before it
-            self._give_back(choice, Loss.LEFT if waited and not choice.running else loss)
-        if lost:
-            self._listener.capacity_changed()
+            self._give_back(choice, None if choice in waited else noted)
+        self._listener.capacity_changed()
 
-    def _give_back(self, choice: Choice, loss: Loss) -> None:
+    def _give_back(self, choice: Choice, loss: WorkerLoss | None) -> None:
         choice.link = None
-        self._recovery.lost(choice, loss, self.address)
+        self._recovery.lost(choice, loss, begun=choice.running)
 
     def _note_loss(self, loss: Loss) -> None:
         if loss is not Loss.LEFT and self._breaker.lost():
+            self._listener.rests(self)
             logger.warning("worker %s loses its work again and again; it rests %g s", self.address, self._breaker.pause)
 
     # ---- up ----
@@ -409,10 +424,13 @@ class WorkerLink:
         self._return_credit()
         if batch.slots:
             self._breaker.progressed()
-        if given_up:
-            self._note_loss(Loss.CRASHED)
-        for choice in reversed(given_up):
-            self._give_back(choice, Loss.CRASHED)
+        if given_up and self.hello is not None:
+            failed = any(row.reason == sampling_pb2.FINISH_REASON_ERROR and not row.field for row in batch.finished)
+            loss = Loss.CRASHED if failed else Loss.FAILED
+            self._note_loss(loss)
+            noted = self._recovery.worker_lost(self.address, self.hello.epoch, loss)
+            for choice in reversed(given_up):
+                self._give_back(choice, noted)
         # A step that ends makes room, be it in the budget of the next one.
         self._full = False
         self._listener.capacity_changed()
@@ -472,7 +490,8 @@ async def _next(call: Call) -> worker_pb2.WorkerMessage:
         message: Any = await call.read()
     except grpc.aio.AioRpcError as error:
         loading = LOADING[0] in tuple(error.trailing_metadata() or ())
-        raise LinkLost(f"{error.code().name}: {error.details()}", Loss.CRASHED, loading=loading) from None
+        loss = Loss.BROKEN if error.code() in _BROKEN else Loss.FAILED
+        raise LinkLost(f"{error.code().name}: {error.details()}", loss, loading=loading) from None
     if message is grpc.aio.EOF:
         raise LinkLost("it closed the stream")
     received: worker_pb2.WorkerMessage = message

@@ -72,8 +72,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         start_seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Starts the engine's thread and accepts streams from here on; routers are told ``start_seconds``, by phase."""
-        # A few more slots than can run, so that a sequence that ends is followed at once.
-        max_slots = limits.max_num_seqs + max(4, limits.max_num_seqs // 4)
+        # As many more than can run as end in a step, about, so that they are followed at once; what else waits is
+        # better off with the router, which may yet find another worker.
+        max_slots = limits.max_num_seqs + max(1, limits.max_num_seqs // 16)
         loop = EngineLoop(engine, self._on_output, self._on_prefix_changes, self._on_failure)
         self._load = loop.start()
         self._serving = Serving(loop, limits, max_slots, grammars, start_seconds)

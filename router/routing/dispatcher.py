@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.routing.fair_queue import FairQueue
+from router.routing.output_lengths import OutputLengths
 from router.routing.policies import Policy, Question
 from router.routing.prefix_index import PrefixIndex
 from router.routing.score import first_token_s
@@ -39,10 +40,12 @@ class Dispatcher:
 
     Attributes:
         views: all workers; the caller's to change.
+        output_lengths: what is to be expected of outputs; the caller's to teach.
     """
 
     def __init__(self, index: PrefixIndex, queue: FairQueue, policy: Policy) -> None:
         self.views: list[WorkerView] = []
+        self.output_lengths = OutputLengths()
         self._index = index
         self._queue = queue
         self.policy = policy

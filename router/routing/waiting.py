@@ -10,7 +10,7 @@ class Waiting:
 
     Attributes:
         names: of its prompt's full blocks.
-        prompt_tokens: of its prompt; at least 1.
+        prompt_tokens: of its prompt, at least 1; of a sequence that goes on elsewhere, its output so far is part of it.
         arrival: seconds.
         block_size: tokens a block.
         priority: its class; lower ones go first.

@@ -20,7 +20,8 @@ class Placed:
 
     Attributes:
         names: of its prompt's full blocks.
-        prompt_tokens, predicted_tokens: how long its prompt is, and how much of it was believed to be cached there.
+        prompt_tokens, predicted_tokens: how long its prompt is, with output to be computed again, and how much of it
+            was believed to be cached there.
         rest: prompt tokens still to be computed, as far as the router knows.
         reason: why this worker.
         placed_at, queued_at, admitted_at, first_token_at: seconds; None: not yet.
@@ -53,6 +54,7 @@ class WorkerView:
         accepting: whether it takes sequences at all; such a worker may be worth waiting for.
         open: whether it has a slot now.
         backlog: prompt tokens that it was given and has not computed.
+        next_end_steps: steps until one of its sequences ends, by what is expected of outputs.
         load: what it said of itself last.
         prefix_cache_queries, prefix_cache_hits: prompt tokens of the sequences that it began to run, and how many of
             them it had cached.
@@ -69,12 +71,14 @@ class WorkerView:
         self.block_size = hello.block_size or 1
         self.num_blocks = hello.num_blocks
         self.max_slots = hello.max_slots
+        self.max_num_seqs = hello.max_num_seqs or hello.max_slots
         self.step_budget = hello.max_num_batched_tokens
         self.accepting = True
         self.open = True
         self.running = 0
         self.prefilling: set[Placed] = set()
         self.backlog = 0
+        self.next_end_steps = 0.0
         self.load = worker_pb2.Load(free_blocks=hello.num_blocks)
         self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.prefill_rate = self.typical_rate = throughput.prefill_rate

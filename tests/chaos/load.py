@@ -11,6 +11,8 @@ from tests.chaos.history import Order, Seen, faults_in
 from tests.chaos.scripted_engine import STOP_TOKEN
 
 TIMEOUT_S = 120.0
+# What a client that comes while all workers are away is told, before a worker hears of it.
+REFUSED = "UNAVAILABLE: no worker is ready to run the model; try again shortly"
 
 
 def make_order(number: int, rng: random.Random, max_tokens: int) -> Order:
@@ -72,6 +74,7 @@ class Load:
 
     Attributes:
         done: requests that came to an end.
+        refused: how often one was sent again, as no worker was there when it came.
         moved, moved_with_shape: those that went on at another worker, and of these the ones that followed a grammar.
         faults: what the checker found in them.
     """
@@ -90,7 +93,7 @@ class Load:
         self._enough = enough
         self._max_tokens = max_tokens
         self.sent = 0
-        self.done = 0
+        self.done = self.refused = 0
         self.moved = self.moved_with_shape = 0
         self.tokens = 0
         self.faults: list[str] = []
@@ -115,6 +118,11 @@ class Load:
             self.sent += 1
             seen = self._running[order.id] = Seen(order)
             await ask(self._stub, order, seen)
+            while seen.error == REFUSED and not seen.deltas:
+                self.refused += 1
+                await asyncio.sleep(0.1)
+                seen = self._running[order.id] = Seen(order)
+                await ask(self._stub, order, seen)
             del self._running[order.id]
             self.done += 1
             self.moved += seen.moves > 0

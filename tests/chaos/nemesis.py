@@ -1,9 +1,9 @@
-"""Does harm to a cluster, by a schedule that a seed decides. At least one worker is always left alone."""
+"""Does harm to a cluster, by a schedule that a seed decides: to one worker, or to all in the same moment."""
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
@@ -11,20 +11,24 @@ from router.recovery import UNSEEN_TOKENS
 from tests.chaos.cluster import Cluster, WorkerProcess
 
 _MENDED_S = 60.0
-FAULTS = ("kill", "kill", "kill", "kill", "pause", "end", "cut", "delay")
+# Those of all workers at once; while one is under way, nothing else is.
+FLEET_FAULTS = ("kill-all", "cut-all")
+FAULTS = ("kill", "kill", "kill", "kill", "pause", "end", "cut", "delay", *FLEET_FAULTS)
+# Never held against a request, however often they come before its output has advanced.
+_BLAMELESS = ("cut", "cut-all")
 
 
 class Nemesis:
-    """Harms one worker at a time and mends it after a while.
+    """Harms workers and mends them after a while. Apart from the faults of all, one worker is always left alone.
 
     Args:
         cluster: at least two workers.
         seed: of the schedule.
         faults: kinds to choose from; one named more often comes more often.
         pause_s: shortest and longest time between two faults.
-        progress: tokens that have come of each choice of the running requests. What two workers in a row die of is
-            quarantined, unless its output has advanced between: so each has some steps between two faults, however
-            slow the machine is.
+        progress: tokens that have come of each choice of the running requests. Attempts at a request are bounded, and
+            what two workers die of one after the other is quarantined, unless its output has advanced between: so
+            each has some steps between two faults, however slow the machine is. Cut connections do not wait for that.
 
     Attributes:
         done: faults so far, by kind.
@@ -58,14 +62,16 @@ class Nemesis:
                 number = rng.randrange(len(self._cluster.workers))
                 pause, length = rng.uniform(*self._pause_s), rng.random()
                 await asyncio.sleep(pause)
-                await self._until_all_advanced()
-                await self._until_another_works()
+                if kind not in _BLAMELESS:
+                    await self._until_all_advanced()
+                await self._until_ready(len(self._cluster.workers) if kind in FLEET_FAULTS else 2)
                 healthy = [worker for worker in self._cluster.workers if worker.number not in self._harmed]
-                worker = healthy[number % len(healthy)]
-                self._harmed.add(worker.number)
+                chosen = healthy if kind in FLEET_FAULTS else [healthy[number % len(healthy)]]
+                numbers = {worker.number for worker in chosen}
+                self._harmed |= numbers
                 self.done[kind] += 1
                 self._before = dict(self._progress())
-                group.create_task(self._harm(kind, worker, length), name=f"{kind} worker {worker.number}")
+                group.create_task(self._harm(kind, chosen, length), name=f"{kind} {numbers}")
         await self._cluster.until_ready(len(self._cluster.workers))
 
     async def _until_all_advanced(self) -> None:
@@ -78,28 +84,30 @@ class Nemesis:
                     return
                 await asyncio.sleep(0.02)
 
-    async def _until_another_works(self) -> None:
-        """Waits until the router has two workers that are not being harmed."""
+    async def _until_ready(self, count: int) -> None:
+        """Waits until the router has so many workers that are not being harmed."""
         while True:
             for worker in self._cluster.workers:
                 if worker.number not in self._harmed:
                     assert worker.status is None, f"worker {worker.number} ended by itself, status {worker.status}"
             mended = len(self._cluster.workers) - len(self._harmed)
-            if mended >= 2 and await self._cluster.ready_workers() >= 2:
+            if mended >= count and await self._cluster.ready_workers() >= count:
                 return
             await asyncio.sleep(0.05)
 
-    async def _harm(self, kind: str, worker: WorkerProcess, length: float) -> None:
+    async def _harm(self, kind: str, workers: Sequence[WorkerProcess], length: float) -> None:
         async with asyncio.timeout(_MENDED_S):  # a fault that is never mended would look like peace
-            await self._harm_and_mend(kind, worker, length)
-        self._harmed.discard(worker.number)
+            await self._harm_and_mend(kind, workers, length)
+        self._harmed -= {worker.number for worker in workers}
 
-    async def _harm_and_mend(self, kind: str, worker: WorkerProcess, length: float) -> None:
+    async def _harm_and_mend(self, kind: str, workers: Sequence[WorkerProcess], length: float) -> None:
+        worker = workers[0]
         match kind:
-            case "kill":
-                await worker.kill()
+            case "kill" | "kill-all":
+                await asyncio.gather(*(worker.kill() for worker in workers))
                 await asyncio.sleep(length)
-                worker.start()
+                for worker in workers:
+                    worker.start()
             case "end":
                 status = await worker.end()
                 assert status == 0, f"worker {worker.number} ended with status {status} when it was asked to end"
@@ -108,14 +116,15 @@ class Nemesis:
                 worker.pause()
                 await asyncio.sleep(0.2 + 8 * length)
                 worker.resume()
-            case "cut":
-                worker.proxy.cut()
+            case "cut" | "cut-all":
+                for worker in workers:
+                    worker.proxy.cut()
             case "delay":
                 worker.proxy.delay = 0.02 + 0.1 * length
                 await asyncio.sleep(2 * length)
                 worker.proxy.delay = 0.0
-        if kind in ("kill", "end"):
-            await self._until_back(worker)
+        if kind in ("kill", "kill-all", "end"):
+            await asyncio.gather(*(self._until_back(worker) for worker in workers))
 
     @staticmethod
     async def _until_back(worker: WorkerProcess) -> None:

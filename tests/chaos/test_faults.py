@@ -12,7 +12,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from tests.chaos.cluster import Cluster
 from tests.chaos.history import Order, faults_at_rest, faults_in
 from tests.chaos.load import Load, ask
-from tests.chaos.nemesis import Nemesis
+from tests.chaos.nemesis import FLEET_FAULTS, Nemesis
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -32,8 +32,8 @@ async def cluster(model: Path, folder: Path, workers: int = 3, step_s: float = 0
 
 @pytest.mark.parametrize(
     ("faults", "count", "seed"),
-    [(("kill",), 8, 1), (("pause",), 2, 2), (("cut", "delay", "end", "kill"), 10, 3)],
-    ids=["killed", "stopped", "mixed"],
+    [(("kill",), 8, 1), (("pause",), 2, 2), (("cut", "delay", "end", "kill"), 10, 3), (FLEET_FAULTS, 8, 5)],
+    ids=["killed", "stopped", "mixed", "all at once"],
 )
 async def test_streams_outlive_their_workers(
     demo_model: Path, tmp_path: Path, faults: tuple[str, ...], count: int, seed: int

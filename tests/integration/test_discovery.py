@@ -8,6 +8,7 @@ import pytest
 import router.discovery
 from protos import inference_pb2, registry_pb2, registry_pb2_grpc, sampling_pb2
 from router.discovery import Discovery, join, peer_host
+from router.events import RouterEvents
 from router.fleet import Fleet
 from router.recovery import Recovery
 from tests.integration.fake_worker import FakeWorker, count_up
@@ -105,6 +106,19 @@ async def test_a_worker_registers_and_leaves(demo_tokenizer, monkeypatch):
         assert (failed.code, failed.field) == (grpc.StatusCode.INVALID_ARGUMENT, "port")
 
 
+@pytest.mark.parametrize("host", ["h" * 254, "h" * 100_000, "here\nINFO router: forged", "a b", "ä.example", "a/b"])
+async def test_hosts_that_register_must_be_hosts(demo_tokenizer, caplog, host):
+    async with running_router(demo_tokenizer, enable_worker_registration=True) as client:
+        stub = registry_pb2_grpc.RegistryStub(client.channel)
+        failed = await failure(stub.Register(registry_pb2.RegisterRequest(host=host, port=50051)))
+        assert (failed.code, failed.field) == (grpc.StatusCode.INVALID_ARGUMENT, "host")
+        assert len(failed.message) < 200
+        assert not client.router._fleet.links
+        for right in ("worker-1.example", "::1", "[::1]", "10.0.0.7", "worker_2"):
+            await stub.Register(registry_pb2.RegisterRequest(host=right, port=50051, leaving=True))
+    assert not any(host in line for line in caplog.messages)
+
+
 async def test_nobody_registers_where_that_is_not_wanted(demo_tokenizer):
     async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
         stub = registry_pb2_grpc.RegistryStub(client.channel)
@@ -155,7 +169,7 @@ def test_what_is_advertised():
 
 async def test_sources_are_united():
     fleet = Fleet(0, 1.0)
-    fleet.start(Deaf(), Recovery(3, lambda choice: None))
+    fleet.start(Deaf(), Recovery(3, lambda choice: None, lambda: None, RouterEvents()))
     fleet.set_addresses("given", ["127.0.0.1:1", "127.0.0.1:2"])
     fleet.set_addresses("registered", ["127.0.0.1:2", "127.0.0.1:3"])
     assert [link.address for link in fleet.links] == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]

@@ -224,6 +224,8 @@ WRONG = [
     ({"n": 0}, "n"),
     ({"n": 9}, "n"),
     ({"request_id": "x" * 257}, "request_id"),
+    ({"request_id": "r1\n2026-01-01 ERROR router: forged"}, "request_id"),
+    ({"request_id": "r1\x00"}, "request_id"),
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"sampling": sampling_pb2.SamplingParams(temperature=2.5)}, "sampling.temperature"),
     ({"sampling": sampling_pb2.SamplingParams(temperature=NAN)}, "sampling.temperature"),
@@ -315,3 +317,16 @@ async def test_log_probabilities_of_a_prompt_must_fit_into_a_message(demo_tokeni
         assert failed.code == grpc.StatusCode.INVALID_ARGUMENT
         assert "of at most 24966" in failed.message
         assert not worker.submits
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+async def test_messages_that_cannot_be_parsed_are_the_clients_fault(demo_tokenizer, caplog, method):
+    caplog.set_level("INFO")
+    async with FakeWorker() as worker, running_router(demo_tokenizer, worker) as client:
+        kind = client.channel.unary_stream if method == "Generate" else client.channel.unary_unary
+        call = kind(f"/quire.v1.Inference/{method}")(b"\x0a\xff\xff")
+        failed = await failure(call.read() if method == "Generate" else call)
+        assert failed.code == grpc.StatusCode.INVALID_ARGUMENT
+    told = [record for record in caplog.records if "parsed" in record.message]
+    assert len(told) == 1
+    assert not any(record.exc_info for record in caplog.records)

@@ -151,6 +151,9 @@ STRANGERS = [
     {"manifest_hash": "another"},
     {"max_model_len": 100},
     {"epoch": 1},
+    {"worker_id": "w" * 257},
+    {"worker_id": "w1\nINFO router: forged"},
+    {"model": "m\x00"},
 ]
 
 

@@ -106,6 +106,30 @@ async def test_patience_ends(demo_tokenizer):
         assert (await running.read()).WhichOneof("event") == "delta"  # the one that had a worker was not hurt
 
 
+class OnePlace(FakeWorker):
+    """Takes two sequences and begins to run one of them."""
+
+    def __init__(self) -> None:
+        super().__init__(max_slots=2, max_num_seqs=1)
+
+    def _on_submit(self, stream, submit) -> None:
+        super()._on_submit(stream, submit)
+        if len(stream.running) > 1:
+            stream.admitted.pop()
+
+
+async def test_patience_ends_in_a_workers_own_queue_too(demo_tokenizer):
+    async with OnePlace() as worker, running_router(demo_tokenizer, worker, max_queue_wait=0.2) as client:
+        worker.gate.clear()
+        running = client.call(stopping=up_to(1))
+        await started(running)
+        failed = await failure(client.call().read())
+        assert failed.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await worker.until(lambda: len(worker.cancels) == 1)
+        worker.gate.set()
+        assert (await running.read()).WhichOneof("event") == "delta"
+
+
 async def test_queued_requests_outlive_the_last_worker(demo_tokenizer):
     async with FakeWorker(max_slots=1) as worker, running_router(demo_tokenizer, worker) as client:
         worker.gate.clear()

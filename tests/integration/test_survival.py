@@ -1,6 +1,7 @@
 """Streams that outlive their worker: the router in this process, scripted workers over real sockets."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
@@ -292,6 +293,7 @@ async def test_no_third_worker_is_risked_on_what_two_died_of(demo_tokenizer, ind
     for worker in workers:
         worker.dies_at = index
     async with workers[0], workers[1], workers[2], running_router(demo_tokenizer, *workers) as client:
+        client.router._recovery._losses._lease = 1.5
         failed = await failure(client.generate(stopping=up_to(50)))
         assert (failed.code, failed.reason) == (INTERNAL, "REQUEST_QUARANTINED")
         assert "crashed" in failed.message
@@ -316,6 +318,33 @@ async def test_an_engines_failure_counts_as_a_crash(demo_tokenizer, caplog):
         assert "CUDA" not in failed.message
         assert any("CUDA" in line for line in caplog.messages)
         assert any("r7" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["cut", "killed"])
+async def test_all_workers_lost_in_one_moment_cost_nobody_his_answer(demo_tokenizer, anew):
+    """Twice, before any stream has come further; the router may still send streams to a worker that is gone."""
+    workers = [held(FakeWorker(worker_id=name, max_slots=8, max_num_seqs=8)) for name in "ab"]
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            await stack.enter_async_context(worker)
+        client = await stack.enter_async_context(running_router(demo_tokenizer, *workers))
+        answers = [asyncio.create_task(client.generate(stopping=up_to(5), output=IDS)) for _ in range(6)]
+        for _ in range(2):
+            await client.until_running(6)
+            await asyncio.sleep(0.1)  # all were told of as begun
+            await asyncio.gather(*(worker.kill() for worker in workers))
+            workers = [
+                held(FakeWorker(**{**worker.hello, "port": worker.port, **fields}))
+                for worker in workers
+                for fields in [{"epoch": worker.hello["epoch"] + 1} if anew else {}]
+            ]
+            for worker in workers:
+                await stack.enter_async_context(worker)
+            await client.until_ready(2)
+        for worker in workers:
+            worker.gate.set()
+        assert [(await answer).ids() for answer in answers] == [expected(demo_tokenizer, 5)] * 6
+        assert (await client.generate(stopping=up_to(5), output=IDS)).finished, "the prompt is not refused"
 
 
 async def test_hung_attempts_that_bring_nothing_are_bounded(demo_tokenizer):

@@ -23,7 +23,7 @@ from worker.speculation.speculator import Speculator
 from worker.vocabulary import VocabularyError
 
 LIMITS = EngineLimits("fake", "hash", VOCAB, 4, 64, 100, 4, 32)
-SLOTS = 8  # what a worker with four sequences gives out
+SLOTS = 5  # what a worker with four sequences gives out
 
 
 class SlowRunner(FakeRunner):

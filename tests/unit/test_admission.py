@@ -6,9 +6,11 @@ import dataclasses
 import pytest
 
 from protos import inference_pb2
+from protos.prefix import block_hashes
 from router.admission import MAX_RETRY_S, MIN_RETRY_S, WaitingQueue
 from router.errors import QueueFull
-from router.request import Choice, GenerateParams, Request
+from router.request import Choice, GenerateParams, Request, pack_ids
+from router.routing.output_lengths import OutputLengths
 from router.routing.worker_view import Placed
 from router.validation import check_generate
 from tests.doubles.virtual_fleet import BLOCK, VirtualFleet
@@ -167,3 +169,79 @@ def test_salts_do_not_share_names_and_prompts_to_be_computed_whole_have_none():
     assert not set(entries[0].names) & set(entries[2].names)
     assert list(entries[3].names) == []
     assert entries[4].affinity == b"chat"
+
+
+def test_retry_after_knows_that_what_decodes_holds_its_place():
+    full = Full()
+    view = full.fleet.views[0]
+    view.max_num_seqs = view.running = view.max_slots = 2
+    view.throughput.step_s = 0.1
+    lengths = full.fleet.dispatcher.output_lengths
+    view.next_end_steps = lengths.until_next_end([(10, 200), (30, 100)])
+    assert full.queue.retry_after() == pytest.approx(70 * 0.1)
+    lengths.typical = 50.0
+    full.add(request(), second := request())
+    assert full.queue.retry_after() == pytest.approx(70 * 0.1 + 2 * 50 * 0.1 / 2)
+    full.queue.discard(second)
+    assert full.queue.retry_after() == pytest.approx(70 * 0.1 + 50 * 0.1 / 2)
+    full.fleet.views[0].open = True
+    view.running = 1
+    assert full.queue.retry_after() == MIN_RETRY_S, "there is a place"
+
+
+@pytest.mark.parametrize(
+    ("running", "steps"),
+    [([], 0), ([(0, 300)], 100), ([(60, 70)], 10), ([(150, 10_000)] * 4, 25), ([(150, 10_000), (95, 300)], 5)],
+    ids=["none", "typical", "almost all it may", "longer than most", "the first of them"],
+)
+def test_when_the_next_output_ends(running, steps):
+    lengths = OutputLengths()
+    for _ in range(500):
+        lengths.ended(100)
+    assert lengths.until_next_end(running) == pytest.approx(steps)
+
+
+def moved_with(output: int) -> tuple[Full, Request]:
+    """A queue to which a request's second choice was given back after so many tokens."""
+    full = Full(max_tokens=10**9)
+    full.fleet.measured(rate=1000)
+    moved = request(n=2)
+    full.add(moved)
+    full.drain()
+    full.fleet.views[0].open = False
+    moved.choices[1].take(0, [65] * output)
+    full.queue.put_back(moved.choices[1], BLOCK, full.now)
+    return full, moved
+
+
+def test_output_that_is_computed_again_counts_as_prompt():
+    full, moved = moved_with(output=5000)
+    view = full.fleet.views[0]
+    backlog, memory = view.backlog, view.memory_use(0)
+    full.queue.put_back(moved.choices[0], BLOCK, full.now)
+    assert full.fleet.queue.missing >= 5000, "the longest of a request's counts"
+    assert full.queue.retry_after() > 5.0
+    full.queue.discard(moved)
+    full.queue.put_back(moved.choices[1], BLOCK, full.now)
+    full.drain()
+    assert view.backlog - backlog >= 5000
+    assert view.memory_use(0) - memory == pytest.approx(5000 / BLOCK / view.num_blocks, rel=0.01)
+
+
+@pytest.mark.parametrize("seconds_left", [4.0, 6.0])
+def test_a_deadline_must_leave_time_to_compute_the_output_again(seconds_left):
+    full, moved = moved_with(output=5000)
+    full.queue.discard(moved)
+    full.fleet.views[0].backlog = 0
+    moved.deadline = full.now + seconds_left
+    full.queue.put_back(moved.choices[1], BLOCK, full.now)
+    full.fleet.views[0].open = True
+    assert bool(full.fleet.dispatcher.dispatch(full.now).hopeless) == (seconds_left < 5)
+
+
+def test_a_worker_that_has_the_output_cached_need_not_compute_it_again():
+    full, moved = moved_with(output=5000)
+    full.queue.discard(moved)
+    full.fleet.follow(0, *block_hashes(pack_ids([1] * 10 + [65] * 5000), BLOCK, b""))
+    full.queue.put_back(moved.choices[1], BLOCK, full.now)
+    assert full.fleet.queue.missing <= BLOCK

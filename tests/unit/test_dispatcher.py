@@ -82,13 +82,37 @@ def test_it_does_not_wait_for_a_slot():
     assert fleet.ask(waiting(prompt=[*LONG, 5])) == [1]
 
 
-def test_a_tenant_that_fell_behind_waits_for_no_worker_of_its_choice():
-    fleet = VirtualFleet(2)
+@pytest.mark.parametrize("other", ["other", "behind/other"], ids=["account", "user of one account"])
+@pytest.mark.parametrize("lag", [QUANTUM - 500, QUANTUM + 500])
+def test_who_fell_behind_waits_for_no_worker_of_its_choice(other, lag):
+    fleet = VirtualFleet(2, num_blocks=1000)
     fleet.follow(0, *names(*LONG))
+    fleet.follow(1, *names(*range(1000, 5000)))
     burden(fleet, 0, 1200)
-    fleet.counters.charge("other", missing=QUANTUM + 1000)
-    fleet.queue.add(waiting(tenant="other", priority=0))
-    assert fleet.ask(waiting(prompt=[*LONG, 5], tenant="behind"))[0] == 1
+    behind = waiting(prompt=[*LONG, 5], tenant="behind/user")
+    for entry in (behind, waiting(50, tenant=other, priority=0)):
+        fleet.dispatcher.add(entry)
+    fleet.counters.charge(other, missing=lag)
+    placed = [view.number for entry, view, _ in fleet.dispatcher.dispatch(0.0).placed if entry is behind]
+    assert placed == ([1] if lag > QUANTUM else []), "its choice is 0, which has all of it and is busy"
+
+
+@pytest.mark.parametrize("ahead", ["ahead", "behind/ahead"], ids=["account", "user of one account"])
+@pytest.mark.parametrize("lead", [QUANTUM - 500, QUANTUM + 500])
+def test_who_is_far_ahead_waits_while_the_one_behind_waits_for_memory(ahead, lead):
+    """Worker after worker must run dry for the one behind: else the small requests of the other keep it waiting."""
+    fleet = VirtualFleet(2, num_blocks=100)
+    for number in (0, 1):
+        run(fleet, number)
+        fleet.views[number].report(1, worker_pb2.Load(free_blocks=10))
+    fleet.follow(0, *names(*range(4)))  # each has a worker that it is sent to
+    fleet.follow(1, *names(*range(1000, 1004)))
+    small = waiting(prompt=[*range(1000, 1008)], tenant=ahead, arrival=1.0)
+    for entry in (waiting(prompt=[*range(300)], tenant="behind/user"), small):
+        fleet.dispatcher.add(entry)
+    fleet.counters.charge(ahead, missing=lead)
+    placed = [entry for entry, _, _ in fleet.dispatcher.dispatch(1.0).placed]
+    assert placed == ([] if lead > QUANTUM else [small])
 
 
 def test_of_equals_the_one_that_decodes_less_then_the_coldest_then_always_the_same():

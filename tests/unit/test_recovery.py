@@ -1,5 +1,8 @@
 """What becomes of lost choices, and how workers are judged: state without sockets."""
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,19 +10,35 @@ from hypothesis import strategies as st
 from protos import inference_pb2, sampling_pb2, worker_pb2
 from router.circuit_breaker import FIRST_PAUSE_S, LAST_PAUSE_S, MAX_LOSSES, PROBE_BATCHES, CircuitBreaker
 from router.errors import RequestQuarantined, Unavailable
+from router.events import RouterEvents
 from router.heartbeat import WARM_UP_S, WARM_UP_STEPS, Health, Heartbeat
-from router.recovery import MAX_CRASHES, QUARANTINE_S, UNSEEN_TOKENS, Attempts, Loss, Recovery
+from router.recovery import MAX_CRASHES, QUARANTINE_S, UNSEEN_TOKENS, Recovery
 from router.request import Choice, Request
 from router.validation import check_generate
+from router.worker_loss import OUTAGE_S, Loss
+
+LEASE = 10.0
 
 
 class Clock:
-    """A clock that a test sets."""
+    """A clock that a test sets, and what is to be done at which time."""
 
-    now = 0.0
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def __call__(self) -> float:
         return self.now
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        self._timers.append((self.now + seconds, function))
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        due = [function for at, function in self._timers if at <= self.now]
+        self._timers = [timer for timer in self._timers if timer[0] > self.now]
+        for function in due:
+            function()
 
 
 class Letters:
@@ -38,10 +57,38 @@ def choice_of(max_tokens: int = 100, prompt: tuple[int, ...] = (1, 2), **stoppin
     return request.choices[0]
 
 
-def recovery() -> tuple[Recovery, list[Choice], Clock]:
-    waiting: list[Choice] = []
-    clock = Clock()
-    return Recovery(3, waiting.append, clock), waiting, clock
+class Fleet:
+    """Workers that a test loses, and what recovery makes of it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.waiting: list[Choice] = []
+        self.events = RouterEvents()
+        self.taker = Recovery(
+            3,
+            self.waiting.append,
+            lambda: None,
+            self.events,
+            lease=LEASE,
+            clock=self.clock,
+            call_later=self.clock.call_later,
+        )
+        self.epochs: Counter[str] = Counter()
+
+    def lose(self, kind: Loss, worker: str, *choices: Choice, begun: bool = True) -> None:
+        noted = self.taker.worker_lost(worker, hash((worker, self.epochs[worker])), kind)
+        for choice in choices:
+            self.taker.lost(choice, noted, begun=begun)
+
+    def back(self, worker: str, *, anew: bool) -> None:
+        """It comes back when the outage is over: the same process, or a new one."""
+        self.clock.advance(OUTAGE_S)
+        self.epochs[worker] += anew
+        self.taker.worker_returned(worker, hash((worker, self.epochs[worker])))
+
+    def crash(self, worker: str, *choices: Choice, begun: bool = True) -> None:
+        self.lose(Loss.BROKEN, worker, *choices, begun=begun)
+        self.back(worker, anew=True)
 
 
 def advance(choice: Choice, count: int) -> None:
@@ -49,88 +96,174 @@ def advance(choice: Choice, count: int) -> None:
 
 
 def test_a_second_crash_at_one_place_quarantines_the_prompt_for_a_while():
-    taker, waiting, clock = recovery()
-    choice = choice_of()
+    fleet, choice = Fleet(), choice_of()
     advance(choice, 20)
-    taker.lost(choice, Loss.CRASHED, "a")
-    assert waiting == [choice]
+    fleet.crash("a", choice)
+    assert fleet.waiting == [choice]
     advance(choice, UNSEEN_TOKENS)
-    taker.lost(choice, Loss.CRASHED, "b")
-    assert waiting == [choice]
+    fleet.crash("b", choice)
+    assert fleet.waiting == [choice]
     assert isinstance(choice.request.failure, RequestQuarantined)
     with pytest.raises(RequestQuarantined):
-        taker.check(choice_of().request)
-    taker.check(choice_of(prompt=(1, 2, 3)).request)
-    clock.now += QUARANTINE_S
-    taker.check(choice_of().request)
+        fleet.taker.check(choice_of().request)
+    fleet.taker.check(choice_of(prompt=(1, 2, 3)).request)
+    fleet.clock.advance(QUARANTINE_S)
+    fleet.taker.check(choice_of().request)
 
 
-@given(st.lists(st.sampled_from([Loss.CRASHED, Loss.FAILED]), max_size=30))
+def test_who_killed_one_worker_after_the_other_waits_for_the_verdict():
+    fleet, choice = Fleet(), choice_of()
+    fleet.lose(Loss.BROKEN, "a", choice)
+    fleet.lose(Loss.BROKEN, "b", choice)  # in the same moment, but it ran on both
+    assert fleet.waiting == [choice], "held: a third worker is not risked"
+    fleet.back("a", anew=True)
+    assert (len(fleet.waiting), choice.request.failure) == (1, None)
+    fleet.clock.advance(LEASE)
+    assert isinstance(choice.request.failure, RequestQuarantined)
+    assert len(fleet.waiting) == 1
+
+
+def test_an_engine_that_says_that_it_failed_need_not_come_back():
+    fleet, choice = Fleet(), choice_of()
+    for _ in range(MAX_CRASHES):
+        fleet.lose(Loss.CRASHED, "a", choice)
+    fleet.clock.advance(OUTAGE_S)
+    assert isinstance(choice.request.failure, RequestQuarantined)
+
+
+def test_a_cut_connection_is_no_attempt():
+    fleet, choice = Fleet(), choice_of()
+    for number in range(20):
+        fleet.lose(Loss.BROKEN, "ab"[number % 2], choice)
+        fleet.back("ab"[number % 2], anew=False)
+    assert (len(fleet.waiting), choice.attempts.lost) == (20, 0)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["cut", "killed"])
+def test_workers_that_are_lost_together_are_nobodys_fault(anew):
+    """In whatever order the losses are noticed, and whatever was sent to a worker that was gone already."""
+    fleet = Fleet()
+    mine, other = choice_of(), choice_of()
+    for _ in range(2):
+        fleet.lose(Loss.BROKEN, "a", mine)
+        fleet.lose(Loss.BROKEN, "b", other)
+        fleet.lose(Loss.BROKEN, "c", mine, begun=False)
+        for worker in "abc":
+            fleet.back(worker, anew=anew)
+    assert (mine.request.failure, other.request.failure) == (None, None)
+    assert fleet.waiting.count(mine) == 4
+    assert mine.attempts.lost == (2 if anew else 0)
+    assert mine.attempts.suspected == 0
+    fleet.taker.check(choice_of().request)
+
+
+def test_a_crash_counts_only_where_the_worker_had_begun():
+    fleet, choice = Fleet(), choice_of()
+    fleet.crash("a", choice, begun=False)
+    fleet.crash("b", choice)
+    fleet.crash("c", choice, begun=False)
+    assert isinstance(choice.request.failure, Unavailable), "attempts are bounded all the same"
+    assert choice.attempts.crashed == 1
+
+
+def test_who_loses_worker_after_worker_in_a_moment_is_held_till_it_is_over():
+    fleet, choice = Fleet(), choice_of()
+    for worker in ("a", "b"):
+        fleet.lose(Loss.BROKEN, worker, choice, begun=False)
+    assert len(fleet.waiting) == 1
+    fleet.clock.advance(OUTAGE_S)
+    assert len(fleet.waiting) == 2
+
+
+def test_nothing_is_held_of_a_call_that_is_over():
+    fleet, choice = Fleet(), choice_of()
+    for worker in ("a", "b"):
+        fleet.lose(Loss.BROKEN, worker, choice)
+    fleet.taker.discard(choice.request)
+    for worker in ("a", "b"):
+        fleet.back(worker, anew=False)
+    assert len(fleet.waiting) == 1
+
+
+def test_who_is_held_goes_on_in_its_turn():
+    fleet = Fleet()
+    first, second = choice_of(), choice_of()
+    for worker in ("a", "b"):
+        noted = fleet.taker.worker_lost(worker, 1, Loss.BROKEN)
+        for choice in (second, first):  # as a link does it: the first in turn is put back last
+            fleet.taker.lost(choice, noted, begun=True)
+    fleet.taker.worker_returned("a", 1)
+    assert fleet.waiting[2:] == [second, first]
+
+
+@given(st.lists(st.sampled_from([Loss.BROKEN, Loss.CRASHED, Loss.FAILED]), max_size=30))
 def test_progress_renews_the_budget(losses):
-    taker, waiting, _ = recovery()
-    choice = choice_of(max_tokens=1000)
+    fleet, choice = Fleet(), choice_of(max_tokens=1000)
     for loss in losses:
         advance(choice, UNSEEN_TOKENS + 1)
-        taker.lost(choice, loss, "a")
-    assert waiting == [choice] * len(losses)
+        fleet.lose(loss, "a", choice)
+        fleet.back("a", anew=True)
+    assert fleet.waiting == [choice] * len(losses)
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(Loss)), st.integers(0, 3 * UNSEEN_TOKENS)), max_size=30))
+@given(st.lists(st.tuples(st.sampled_from([Loss.BROKEN, Loss.FAILED]), st.integers(0, 3 * UNSEEN_TOKENS)), max_size=30))
 def test_attempts_are_bounded_without_progress(history):
-    attempts, output, best, count, crashes = Attempts(), 0, None, 0, 0
+    fleet, choice = Fleet(), choice_of(max_tokens=1000)
+    output, best, count, crashes = 0, None, 0, 0
     for loss, tokens in history:
         output += tokens
-        attempts.add(loss, output)
-        if best is None or output > best + UNSEEN_TOKENS or not count:
+        noted = fleet.taker.worker_lost("a", fleet.epochs["a"], loss)
+        choice.attempts.add(noted, begun=True, num_output=output)
+        fleet.back("a", anew=True)
+        if best is None or output > best + UNSEEN_TOKENS:
             best, count, crashes = output, 0, 0
-        count += loss is not Loss.LEFT
-        crashes += loss is Loss.CRASHED
-        assert (attempts.lost, attempts.crashed) == (count, crashes)
+        count += 1
+        crashes += loss is Loss.BROKEN
+        assert (choice.attempts.lost, choice.attempts.crashed) == (count, crashes)
 
 
 def test_hangs_are_bounded_and_shutdowns_are_not_counted():
-    taker, waiting, _ = recovery()
-    choice = choice_of()
+    fleet, choice = Fleet(), choice_of()
     for _ in range(10):
-        taker.lost(choice, Loss.LEFT, "a")
-    taker.lost(choice, Loss.FAILED, "a")
-    taker.lost(choice, Loss.FAILED, "b")
-    assert len(waiting) == 12
-    taker.lost(choice, Loss.FAILED, "c")
-    assert len(waiting) == 12
+        fleet.lose(Loss.LEFT, "a", choice)
+    for worker in ("a", "b"):
+        fleet.lose(Loss.FAILED, worker, choice)
+        fleet.clock.advance(OUTAGE_S)
+    assert len(fleet.waiting) == 12
+    fleet.lose(Loss.FAILED, "c", choice)
+    assert len(fleet.waiting) == 12
     assert isinstance(choice.request.failure, Unavailable)
 
 
 def test_a_choice_that_was_complete_is_not_begun_again():
-    taker, waiting, _ = recovery()
+    fleet = Fleet()
     full, stopped = choice_of(max_tokens=3), choice_of(stop_token_ids=[66])
     advance(full, 3)
     stopped.take(0, [65, 66])
-    for choice in (full, stopped):
-        taker.lost(choice, Loss.CRASHED, "a")
-    assert waiting == []
+    fleet.crash("a", full, stopped)
+    assert fleet.waiting == []
     assert [choice.take_unsent()[-1].finished.reason for choice in (full, stopped)] == [
         sampling_pb2.FINISH_REASON_LENGTH, sampling_pb2.FINISH_REASON_STOP,
     ]  # fmt: skip
 
 
 def test_what_nobody_waits_for_is_not_put_back():
-    taker, waiting, _ = recovery()
-    choice = choice_of()
+    fleet, choice = Fleet(), choice_of()
     choice.request.fail(Unavailable("gone"))
-    taker.lost(choice, Loss.CRASHED, "a")
-    assert waiting == []
+    fleet.crash("a", choice)
+    assert fleet.waiting == []
 
 
 def test_quarantine_is_bounded():
-    taker, _, _ = recovery()
-    for number in range(1000):
+    fleet = Fleet()
+    for number in range(300):
         choice = choice_of(prompt=(number,))
         for _ in range(MAX_CRASHES):
-            taker.lost(choice, Loss.CRASHED, "a")
-    taker.check(choice_of(prompt=(0,)).request)
+            fleet.lose(Loss.CRASHED, "a", choice)
+    fleet.clock.advance(OUTAGE_S)
+    fleet.taker.check(choice_of(prompt=(0,)).request)
     with pytest.raises(RequestQuarantined):
-        taker.check(choice_of(prompt=(999,)).request)
+        fleet.taker.check(choice_of(prompt=(299,)).request)
 
 
 # ---- heartbeat ----
