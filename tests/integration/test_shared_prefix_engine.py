@@ -101,7 +101,8 @@ def test_ids_do_not_depend_on_who_reads_a_prefix(family: str, tmp_path: Path) ->
     save_tiny(tmp_path, family, **FAMILIES[family])
     wanted = generate(tmp_path, None, graphs=False)
     assert len({tuple(output[:4]) for output in wanted}) > 3
-    for graphs in (False, True):
+    # Windows change kernels, graphs how steps are packed: each is tried with one of the families.
+    for graphs in (family == "Llama",) if DEVICE.type == "cpu" else (False, True):
         grouping = Watched()
         assert generate(tmp_path, grouping, graphs) == wanted
         assert {group.keys for group in grouping.found} == {128}
