@@ -160,8 +160,13 @@ def test_an_answer_makes_sense_and_streams_as_the_same_text(server: Server, clie
 
 def test_its_metrics_show_the_worker_too(server: Server, client: openai.OpenAI) -> None:
     client.completions.create(model=server.model, prompt="The sea is", max_tokens=2)
-    text = httpx.get(server.url.removesuffix("/v1") + "/metrics", trust_env=False).text
-    figures = {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if "{worker=" in line}
+    deadline = time.monotonic() + 10  # workers report now and then
+    while True:
+        text = httpx.get(server.url.removesuffix("/v1") + "/metrics", trust_env=False).text
+        figures = {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if "{worker=" in line}
+        if figures["quire_worker_prefix_cache_queries_total"] > 2 or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
     assert figures["quire_worker_ready"] == 1
     assert figures["quire_worker_prefix_cache_queries_total"] > 2
     assert figures["quire_worker_kv_blocks_free"] + figures["quire_worker_kv_blocks_cached"] > 0

@@ -262,6 +262,12 @@ async def test_who_stays_too_long_is_killed(make_plan: MakePlan, monkeypatch: py
     assert "worker 0 did not end within" in screen.text.getvalue()
 
 
+def ignores_sigterm(process: str) -> bool:
+    """Whether a process has got so far that SIGTERM does nothing to it."""
+    ignored = Path(f"/proc/{process}/status").read_text().partition("SigIgn:")[2].split()[0]
+    return bool(int(ignored, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def test_a_second_signal_ends_everything_at_once(make_plan: MakePlan, tmp_path: Path) -> None:
     plan = make_plan("worker 0", STUBBORN + "# ")
     launcher = f"""
@@ -278,6 +284,7 @@ asyncio.run(serve_plan(Plan(("m",), (process,), process, process), 60.0, 60.0))
         listed = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         wait_until(lambda: len(listed.read_text().split()) == 3)  # all are started at once
         children = listed.read_text().split()
+        wait_until(lambda: all(ignores_sigterm(child) for child in children))
         parent.send_signal(signal.SIGINT)
         lines = iter(parent.stderr.readline, "")
         assert any("SIGINT: stopping" in line for line in lines)
