@@ -188,7 +188,7 @@ def decode_layout(contexts: list[int], blocks: int) -> GpuLayout:
     slots = table[torch.arange(count), last // 16] * 16 + last % 16
     return GpuLayout(
         slots.long().to(DEVICE), table.to(DEVICE),
-        torch.arange(count, dtype=torch.int32, device=DEVICE), lengths.to(DEVICE), tiles.int().to(DEVICE), count,
+        torch.arange(count, dtype=torch.int32, device=DEVICE), lengths.to(DEVICE), tiles.int().to(DEVICE), count, count,
         torch.arange(count + 1, dtype=torch.int32, device=DEVICE),
         torch.zeros(2, 0, dtype=torch.int32, device=DEVICE),
     )  # fmt: skip
@@ -239,7 +239,7 @@ def prefill_table(dtype: torch.dtype) -> None:
         layout = decode_layout([length] * count, blocks)
         tiles = [(seq, start) for seq in range(count) for start in range(0, length, PREFILL_TILE)]
         layout = GpuLayout(
-            layout.slot_mapping, layout.block_tables, layout.rows, layout.context_lens, layout.decode_tiles, 0,
+            layout.slot_mapping, layout.block_tables, layout.rows, layout.context_lens, layout.decode_tiles, 0, 0,
             torch.arange(count + 1, dtype=torch.int32, device=DEVICE) * length,
             torch.tensor(tiles, dtype=torch.int32, device=DEVICE).T.contiguous(),
         )  # fmt: skip

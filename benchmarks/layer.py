@@ -15,7 +15,8 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.decode import read_bandwidth
 from kernels.gpu import decode_attention, linear
 from worker.block_pool import BlockPool
-from worker.gpu_input import GpuInputBuilder, decode_size, send
+from worker.gpu_columns import decode_size, send
+from worker.gpu_input import GpuInputBuilder
 from worker.kv_cache import KVCache
 from worker.loader import open_checkpoint
 from worker.loader.weights import fill_randomly

@@ -43,12 +43,12 @@ def rotary_attention(
     from kernels.gpu.prefill_attention import prefill_attention
     from kernels.gpu.shared_prefix_attention import shared_prefix_attention
 
-    count, prefills = batch.num_decodes, batch.prefill_tiles.shape[1] > 0
+    count, start, prefills = batch.num_decodes, batch.prefill_start, batch.prefill_tiles.shape[1] > 0
     kv_heads, head_dim = key_cache.shape[2:]
     out = qkv.new_empty((len(qkv), qkv.shape[1] // head_dim - 2 * kv_heads, head_dim))
     if prefills:
-        slots = batch.slot_mapping[count:]
-        query = rotary_kv(qkv[count:], cos[count:], sin[count:], key_cache, value_cache, slots, norms)
+        slots = batch.slot_mapping[start:]
+        query = rotary_kv(qkv[start:], cos[start:], sin[start:], key_cache, value_cache, slots, norms)
     if count:
         given = qkv, cos, sin, key_cache, value_cache, batch, scale
         shared = None
@@ -56,5 +56,5 @@ def rotary_attention(
             shared = shared_prefix_attention(*given, softcap, norms)
         decode_attention(*given, window, softcap, norms, shared, out)
     if prefills:
-        prefill_attention(query, key_cache, value_cache, batch, scale, window, softcap, out[count:])
+        prefill_attention(query, key_cache, value_cache, batch, scale, window, softcap, out[start:])
     return out

@@ -16,7 +16,7 @@ from worker.shared_prefixes import MIN_BYTES_SAVED, PrefixGrouping
 from worker.step_input import HostInputBuilder, InputBuilder
 
 if TYPE_CHECKING:
-    from worker.decode_graphs import DecodeGraphs
+    from worker.step_graphs import StepGraphs
 
 
 def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:
@@ -41,18 +41,19 @@ def prefix_grouping(cache: KVCache, device: torch.device) -> PrefixGrouping:
 
 
 def replays_graphs(config: WorkerConfig, device: torch.device) -> bool:
-    """Whether decode steps are captured: not where the host takes part, to sum over ranks."""
+    """Whether steps are captured: not where the host takes part, to sum over ranks."""
     alone = config.tensor_parallel_size == 1
     return device.type == "cuda" and alone and not config.enforce_eager
 
 
-def capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, max_num_seqs: int) -> "DecodeGraphs":
-    from worker.decode_graphs import DecodeGraphs, graph_sizes, prefix_graph_sizes
+def capture_graphs(model: CausalLM, cache: KVCache, inputs: InputBuilder, setup: Setup) -> "StepGraphs":
+    """Captures all steps that are worth it; shows how far it is."""
     from worker.gpu_input import GpuInputBuilder
+    from worker.step_graphs import GraphSizes, StepGraphs
 
     assert isinstance(inputs, GpuInputBuilder)
-    prefix_sizes = prefix_graph_sizes(max_num_seqs) if inputs.grouping is not None else []
-    graphs = DecodeGraphs(model, cache, inputs, graph_sizes(max_num_seqs), prefix_sizes)
+    sizes = GraphSizes.of(setup.max_num_seqs, setup.max_num_batched_tokens, inputs.grouping is not None)
+    graphs = StepGraphs(model, cache, inputs, sizes)
     progress = Progress("capturing CUDA graphs", "graphs")
     graphs.capture(progress.update)
     progress.close()

@@ -8,15 +8,20 @@ that others pass by unused places costs them less than they save.
 
 import bisect
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
-from worker.gpu_input import GpuInputBuilder, send
+from worker.gpu_columns import send
+from worker.gpu_input import GpuInputBuilder
 from worker.kv_cache import KVCache
 from worker.models import CausalLM
 from worker.shared_prefixes import PrefixGroup
 from worker.step_input import StepInput
 from worker.step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -57,19 +62,20 @@ class DecodeGraphs:
         self._packed = torch.empty(longest, dtype=torch.int32, device=inputs.device)
         self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, StepInput, torch.Tensor]] = {}
 
+    def __len__(self) -> int:
+        return len(self._kinds)
+
     @torch.inference_mode()
-    def capture(self, on_progress: Callable[[int, int], None]) -> None:
-        """Captures all graphs."""
-        pool = None
-        for done, (size, prefixes) in enumerate(self._kinds):
+    def capture(self, pool: "_POOL_HANDLE", on_captured: Callable[[], None]) -> None:
+        """Captures all graphs into a pool of memory."""
+        for size, prefixes in self._kinds:
             self._send(StepPlan(0), size, [] if prefixes else None)
             self._compute(size, prefixes)  # compiles and loads the kernels, which a capture must not
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 step, logits = self._compute(size, prefixes)
-            pool = graph.pool()
             self._graphs[size, prefixes] = (graph, step, logits)
-            on_progress(done + 1, len(self._kinds))
+            on_captured()
 
     def replay(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Starts the step.

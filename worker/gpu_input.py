@@ -3,18 +3,27 @@
 Block tables stay on the GPU and grow by what is new in each step. Nothing here waits for the GPU.
 """
 
-from itertools import pairwise
-
 import numpy as np
 import torch
 
-from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE, PREFIX_MEMBERS, GpuLayout, PrefixLayout
+from kernels.gpu.attention_layout import PREFILL_TILE, PREFIX_MEMBERS, GpuLayout, PrefixLayout
 from kernels.gpu.step_columns import token_columns, update_tables
-from worker.shared_prefixes import PrefixGroup, PrefixGrouping
+from worker.gpu_columns import (
+    Column,
+    MixedSize,
+    aligned,
+    decode_size,
+    send_columns,
+    step_columns,
+    tile_starts,
+    token_ids,
+)
+from worker.shared_prefixes import MIN_MEMBERS, PrefixGroup, PrefixGrouping
 from worker.step_input import StepInput
 from worker.step_plan import StepPlan, sample_tokens
 
-Column = np.ndarray | list[int]
+# Sequences with several tokens in a captured step, beside those that fill whole tiles of queries.
+_MOST_CHUNKS = 64
 
 
 class GpuInputBuilder:
@@ -47,32 +56,21 @@ class GpuInputBuilder:
 
     def build(self, plan: StepPlan) -> StepInput:
         """The tensors of any step."""
-        counts, starts = np.array(plan.counts, np.int32), np.array(plan.starts, np.int32)
-        rows = np.array(plan.rows, np.int32)
-        query_starts = np.concatenate(([0], counts.cumsum(dtype=np.int32)))
-        positions = np.arange(query_starts[-1], dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
-        num_decodes = int(np.count_nonzero(counts == 1))
-        contexts = starts + counts
-        tiles = [
-            (place, begin)
-            for place in range(num_decodes, len(counts))
-            for begin in range(0, plan.counts[place], PREFILL_TILE)
-        ]
-        prefill_tiles = np.array(tiles, np.int32).reshape(-1, 2).T
+        step = step_columns(plan)
         places, blocks = self._new_blocks(plan)
         groups = self.find_groups(plan)
-        prefixes = self._prefix_columns(groups, contexts[:num_decodes]) if groups else []
+        prefixes = self._prefix_columns(groups, step.contexts[: step.num_decodes]) if groups else []
         columns: list[Column] = [
-            *(self._token_ids(plan), np.repeat(rows, counts), positions, rows, contexts, query_starts),
-            *(_tile_starts(contexts[:num_decodes]), prefill_tiles.ravel(), places, blocks),
-            *(sample_tokens(plan), rows[plan.samples]),
+            *(step.ids, step.token_rows, step.positions, step.rows, step.contexts, step.query_starts),
+            *(step.decode_tiles, step.prefill_tiles.ravel(), places, blocks),
+            *(sample_tokens(plan), step.rows[plan.samples]),
             *prefixes,
         ]
-        ids, token_rows, position, row, context, starts_, decode_tiles, prefill, place, block, *rest = _send(
+        ids, token_rows, position, row, context, starts, decode_tiles, prefill, place, block, *rest = send_columns(
             columns, self.device
         )
         update_tables(place, block, self._tables)
-        token_ids, positions_, slots, _ = token_columns(
+        token_ids, positions, slots, _ = token_columns(
             ids, token_rows, position, self.last_tokens, self._tables, self.block_size
         )
         layout = GpuLayout(
@@ -81,13 +79,79 @@ class GpuInputBuilder:
             rows=row,
             context_lens=context,
             decode_tiles=decode_tiles,
-            num_decodes=num_decodes,
-            query_starts=starts_,
+            num_decodes=step.num_decodes,
+            prefill_start=step.num_decodes,
+            query_starts=starts,
             prefill_tiles=prefill.view(2, -1),
             prefixes=self._prefix_layout(*rest[2:]) if groups else None,
         )
         sampled_tokens, sample_rows = (column.long() for column in rest[:2])
-        return StepInput(token_ids, positions_, layout, sampled_tokens, sample_rows)
+        return StepInput(token_ids, positions, layout, sampled_tokens, sample_rows)
+
+    def mixed_size(self, tokens: int) -> MixedSize:
+        """What a captured step of so many tokens has room for, of whatever sequences."""
+        sequences = min(tokens, self._spare_row)
+        prefixes = 0
+        if self.grouping is not None and sequences >= MIN_MEMBERS:
+            prefixes = self.grouping.size(sequences)
+        return MixedSize(tokens, sequences, tokens // PREFILL_TILE + min(sequences, _MOST_CHUNKS), prefixes)
+
+    def mixed_columns(self, plan: StepPlan, size: MixedSize) -> tuple[np.ndarray, torch.Tensor, torch.Tensor] | None:
+        """The step as ``mixed_input`` reads it, once the tables are up to date, which this sees to.
+
+        Returns:
+            [size.integers] int32; the places of the tokens after which to sample, and the rows of what is sampled, both
+            [samples] int64 on the GPU; None when the step's prompts are more than there is room for.
+        """
+        step = step_columns(plan)
+        if step.prefill_tiles.shape[1] > size.tiles:
+            return None
+        groups = self.find_groups(plan)
+        sent = send_columns([*self._new_blocks(plan), sample_tokens(plan), step.rows[plan.samples]], self.device)
+        update_tables(sent[0], sent[1], self._tables)
+        tiles = np.full((2, size.tiles), -1, np.int32)
+        tiles[:, : step.prefill_tiles.shape[1]] = step.prefill_tiles
+        columns: list[tuple[Column, int]] = [  # and what stands in places not in use
+            *((step.ids, 0), (step.token_rows, self._spare_row), (step.positions, -1)),
+            *((step.rows, self._spare_row), (step.contexts, 0)),
+            *((step.query_starts, int(step.query_starts[-1])), (step.decode_tiles, int(step.decode_tiles[-1]))),
+            (tiles.ravel(), -1),
+        ]
+        if size.prefixes:
+            decoding = np.zeros(size.sequences, np.int32)
+            decoding[: step.num_decodes] = step.contexts[: step.num_decodes]
+            columns += [(column, 0) for column in self._prefix_columns(groups, decoding)]
+        packed = np.empty(size.integers, np.int32)
+        for (start, length), (column, filling) in zip(size.places(), columns, strict=True):
+            packed[start : start + len(column)] = column
+            packed[start + len(column) : start + length] = filling
+        return packed, sent[2].long(), sent[3].long()
+
+    def mixed_input(self, packed: torch.Tensor, size: MixedSize) -> StepInput:
+        """The tensors of a step of any kind, without what to sample.
+
+        Args:
+            packed: [size.integers] int32, on the GPU.
+        """
+        columns = [packed[start : start + length] for start, length in size.places()]
+        ids, token_rows, position, rows, contexts, starts, decode_tiles, prefill, *prefixes = columns
+        token_ids, positions, slots, _ = token_columns(
+            ids, token_rows, position, self.last_tokens, self._tables, self.block_size
+        )
+        layout = GpuLayout(
+            slot_mapping=slots,
+            block_tables=self._tables,
+            rows=rows,
+            context_lens=contexts,
+            decode_tiles=decode_tiles,
+            num_decodes=size.sequences,
+            prefill_start=0,
+            query_starts=starts,
+            prefill_tiles=prefill.view(2, -1),
+            prefixes=self._prefix_layout(*prefixes) if prefixes else None,
+        )
+        nothing = token_ids.new_empty(0)
+        return StepInput(token_ids, positions, layout, nothing, nothing)
 
     def find_groups(self, plan: StepPlan) -> list[PrefixGroup]:
         """The step's sequences that share prefixes, to be read once for each group. To be called for every step."""
@@ -99,7 +163,7 @@ class GpuInputBuilder:
         if not prefixes:
             return plain
         assert self.grouping is not None
-        return _aligned(plain) + _aligned(self.grouping.size(places)) + places + 1
+        return aligned(plain) + aligned(self.grouping.size(places)) + places + 1
 
     def decode_columns(self, plan: StepPlan, places: int, groups: list[PrefixGroup] | None = None) -> np.ndarray:
         """The step, of single tokens only, as ``decode_input`` reads it: ``decode_size`` integers.
@@ -109,22 +173,22 @@ class GpuInputBuilder:
         count = len(plan.rows)
         packed = np.zeros(self.decode_size(places, groups is not None), np.int32)
         ids, rows, positions, contexts, place, block = packed[: 6 * places].reshape(6, places)
-        ids[:count], ids[count:] = self._token_ids(plan), 0
+        ids[:count], ids[count:] = token_ids(plan), 0
         rows[:count], rows[count:] = plan.rows, self._spare_row
         positions[:count], positions[count:] = plan.starts, -1
         np.add(positions, 1, out=contexts)
         new_places, new_blocks = self._new_blocks(plan)
         if len(new_places) > places:  # sequences that begin with all but one token cached
-            sent_places, sent_blocks = _send([new_places, new_blocks], self.device)
+            sent_places, sent_blocks = send_columns([new_places, new_blocks], self.device)
             update_tables(sent_places, sent_blocks, self._tables)
             new_places, new_blocks = [], []
         place[: len(new_places)], place[len(new_places) :] = new_places, -1
         block[: len(new_blocks)] = new_blocks
         plain = decode_size(places)
-        packed[6 * places : plain] = _tile_starts(contexts)
+        packed[6 * places : plain] = tile_starts(contexts)
         if groups is not None:
             prefixes, own_tiles = self._prefix_columns(groups, contexts)
-            packed[_aligned(plain) :][: len(prefixes)] = prefixes
+            packed[aligned(plain) :][: len(prefixes)] = prefixes
             packed[-places - 1 :] = own_tiles
         return packed
 
@@ -140,7 +204,7 @@ class GpuInputBuilder:
         shared = None
         if prefixes:
             assert self.grouping is not None
-            begin = _aligned(plain)
+            begin = aligned(plain)
             shared = self._prefix_layout(packed[begin : begin + self.grouping.size(places)], packed[-places - 1 :])
         ids, rows, position, context, place, block = packed[: 6 * places].view(6, places)
         update_tables(place, block, self._tables)
@@ -155,6 +219,7 @@ class GpuInputBuilder:
             context_lens=context,
             decode_tiles=packed[6 * places : plain],
             num_decodes=places,
+            prefill_start=places,
             query_starts=each,
             prefill_tiles=packed.new_empty((2, 0)),
             prefixes=shared,
@@ -165,7 +230,7 @@ class GpuInputBuilder:
         """What ``_prefix_layout`` reads, of all decoding places."""
         assert self.grouping is not None
         columns = self.grouping.columns(groups, len(contexts))
-        return [columns, _tile_starts(contexts - columns[: len(contexts)])]
+        return [columns, tile_starts(contexts - columns[: len(contexts)])]
 
     def _prefix_layout(self, columns: torch.Tensor, own_tiles: torch.Tensor) -> PrefixLayout:
         assert self.grouping is not None
@@ -173,13 +238,6 @@ class GpuInputBuilder:
         tiles, parts = self.grouping.most(places)
         sequences, members, parts_ = columns.split((3 * places, PREFIX_MEMBERS * tiles, 3 * parts))
         return PrefixLayout(sequences.view(3, -1), members.view(tiles, -1), parts_.view(3, -1), own_tiles)
-
-    @staticmethod
-    def _token_ids(plan: StepPlan) -> np.ndarray:
-        """[tokens] int32; -1 where the id is on the GPU only."""
-        ids = np.frombuffer(plan.token_ids, np.uint32).astype(np.int32)
-        ids[plan.device_tokens] = -1
-        return ids
 
     def _new_blocks(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         """Places in the flattened tables, and blocks, of what the GPU does not know yet."""
@@ -195,38 +253,3 @@ class GpuInputBuilder:
                 blocks += table[known:]
                 self._known[row] = len(table)
         return places, blocks
-
-
-def decode_size(places: int) -> int:
-    """Integers of a packed step of single tokens, without shared prefixes."""
-    return 7 * places + 1
-
-
-def _aligned(count: int) -> int:
-    """So many integers, and the rest up to a multiple of 16 bytes."""
-    return -(-count // 4) * 4
-
-
-def _tile_starts(contexts: np.ndarray) -> np.ndarray:
-    """[n + 1] int32: key tiles before each sequence."""
-    starts = np.zeros(len(contexts) + 1, np.int32)
-    np.cumsum((contexts + (DECODE_TILE - 1)) // DECODE_TILE, out=starts[1:])
-    return starts
-
-
-def send(packed: np.ndarray, to: torch.Tensor) -> None:
-    """Copies integers to the GPU, from memory that stays untouched until the copy is done."""
-    host = torch.empty(len(packed), dtype=torch.int32, pin_memory=to.is_cuda)
-    host.numpy()[:] = packed
-    to.copy_(host, non_blocking=True)
-
-
-def _send(columns: list[Column], device: torch.device) -> list[torch.Tensor]:
-    """The columns on the GPU, sent as one. Each begins at a multiple of 16 bytes."""
-    starts = np.cumsum([0, *(_aligned(len(column)) for column in columns)])
-    packed = np.zeros(starts[-1], np.int32)
-    for start, column in zip(starts, columns, strict=False):
-        packed[start : start + len(column)] = column
-    held = torch.empty(len(packed), dtype=torch.int32, device=device)
-    send(packed, held)
-    return [held[start : start + len(column)] for (start, _), column in zip(pairwise(starts), columns, strict=True)]

@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import torch
 
-from worker.decode_graphs import DecodeGraphs, graph_sizes, prefix_graph_sizes
 from worker.gpu_input import GpuInputBuilder
 from worker.kv_cache import KVCache
 from worker.model_runner import ModelRunner
 from worker.models import CausalLM
 from worker.sequence import SamplingParams, token_array
+from worker.step_graphs import GraphSizes, StepGraphs
 from worker.step_plan import History, StepPlan
 
 # What the allocator may lose between blocks of other sizes than those that were measured.
@@ -109,7 +109,10 @@ def profile_memory(
     runner = ModelRunner(model, cache, inputs, max_num_seqs, vocab_size, device)
     runner.launch(plan).sampled()
     steps = torch.cuda.max_memory_reserved(device) - held - cached
-    captured = _graphs_memory(model, cache, inputs, max_num_seqs, device) if graphs else 0
+    captured = 0
+    if graphs:
+        sizes = GraphSizes.of(max_num_seqs, len(plan.token_ids), inputs.grouping is not None)
+        captured = _graphs_memory(model, cache, inputs, sizes, device)
     del runner, inputs, cache
     _give_back()
     free, total = torch.cuda.mem_get_info(device)
@@ -117,11 +120,10 @@ def profile_memory(
 
 
 def _graphs_memory(
-    model: CausalLM, cache: KVCache, inputs: GpuInputBuilder, max_num_seqs: int, device: torch.device
+    model: CausalLM, cache: KVCache, inputs: GpuInputBuilder, sizes: GraphSizes, device: torch.device
 ) -> int:
-    """Bytes of all graphs, from some of them: the largest, whose memory all share, and what one more adds."""
-    sizes = graph_sizes(max_num_seqs)
-    prefix_sizes = prefix_graph_sizes(max_num_seqs) if inputs.grouping is not None else []
+    """Bytes of all graphs, from the two largest of each kind: what the second one needs beyond the memory that it
+    shares with those before it, each smaller one needs at most."""
     free: list[int] = []
 
     def measure(*_: int) -> None:
@@ -130,11 +132,14 @@ def _graphs_memory(
 
     _give_back()
     measure()
-    captured = DecodeGraphs(model, cache, inputs, sizes[-2:], prefix_sizes[-1:])
-    captured.capture(measure)
-    first = free[0] - free[1]
-    each = max(0, *(before - after for before, after in pairwise(free[1:]))) if len(free) > 2 else 0
-    return max(0, first) + each * (len(sizes) + len(prefix_sizes) - 1)
+    kinds = [sizes.mixed, sizes.prefixes, sizes.decode]
+    StepGraphs(model, cache, inputs, GraphSizes(*(kind[-2:] for kind in kinds))).capture(measure)
+    needed = iter([max(0, before - after) for before, after in pairwise(free)])
+    total = 0
+    for kind in kinds:
+        total += next(needed) if kind else 0
+        total += (len(kind) - 1) * next(needed) if len(kind) > 1 else 0
+    return total
 
 
 def _give_back() -> None:

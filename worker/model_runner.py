@@ -21,7 +21,7 @@ from worker.step_plan import PromptRow, Sampled, StepPlan, assumed_tokens, promp
 from worker.token_history import TokenHistory
 
 if TYPE_CHECKING:
-    from worker.decode_graphs import DecodeGraphs
+    from worker.step_graphs import StepGraphs
 
 
 class ModelRunner:
@@ -35,7 +35,7 @@ class ModelRunner:
         max_num_seqs: rows of the buffers.
         vocab_size: tokens.
         device: where everything lives.
-        graphs: captured steps of single tokens; None computes all steps operation by operation.
+        graphs: captured steps; None computes all steps operation by operation.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ModelRunner:
         max_num_seqs: int,
         vocab_size: int,
         device: torch.device,
-        graphs: "DecodeGraphs | None" = None,
+        graphs: "StepGraphs | None" = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -59,16 +59,14 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts a step: at once on a GPU, to its end, or to its sampling, on a CPU."""
         result = StepResult()
-        replayed = self.graphs.replay(plan) if self.graphs is not None else None
+        replayed = self.graphs.decode.replay(plan) if self.graphs is not None else None
         if replayed is not None:
             logits, rows = replayed
         else:
-            step = self.inputs.build(plan)
-            hidden = self.model(step.token_ids, step.positions, self.cache, step.attention)
+            hidden, sample_tokens, rows = self._compute(plan)
             result.prompt_logprobs = [self._prompt_logprobs(plan, row, hidden) for row in plan.prompt_logprobs]
-            rows = step.sample_rows
             if plan.samples:
-                logits = self.model.logits(hidden.index_select(0, step.sample_tokens))
+                logits = self.model.logits(hidden.index_select(0, sample_tokens))
         self.history.count_known(plan.verified)
         self.history.begin(plan.histories)
         if plan.constrained:
@@ -80,6 +78,15 @@ class ModelRunner:
         else:
             self._record(result)
         return result
+
+    def _compute(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The last layer's output, [tokens or more, hidden]; what of it is sampled, and for which rows, [samples]."""
+        replayed = self.graphs.mixed.replay(plan) if self.graphs is not None else None
+        if replayed is not None:
+            return replayed
+        step = self.inputs.build(plan)
+        hidden = self.model(step.token_ids, step.positions, self.cache, step.attention)
+        return hidden, step.sample_tokens, step.sample_rows
 
     @torch.inference_mode()
     def _finish(

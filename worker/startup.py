@@ -132,7 +132,7 @@ def _build(
     graphs = None
     if replays_graphs(config, device):
         with phases.phase("CUDA graphs"):
-            graphs = capture_graphs(model, cache, inputs, setup.max_num_seqs)
+            graphs = capture_graphs(model, cache, inputs, setup)
     own_runner = ModelRunner(model, cache, inputs, setup.max_num_seqs, model_config.vocab_size, device, graphs)
     runner: Runner = own_runner
     if ranks is not None:

@@ -37,16 +37,20 @@ class PrefixLayout:
 class GpuLayout:
     """What all attention layers of one step share. Sequences with one query token come first.
 
+    Where it is not known beforehand how many those are, as in a captured step of both kinds, there is a place for each
+    that there can be, and the tokens of the others begin behind the last place in use: ``prefill_start`` is 0.
+
     Attributes:
         slot_mapping: [tokens] int64, where each token's key and value go; negative: nowhere.
         block_tables: [rows, most blocks] int32: every running sequence's blocks, by its row.
         rows: [sequences] int32: the sequences' rows.
         context_lens: [sequences] int32: tokens up to and with this step's; 0 for places that are not in use.
         decode_tiles: [decodes + 1] int32: tiles of ``DECODE_TILE`` keys of all decoding sequences before each one.
-        num_decodes: sequences with a single query token, unused places included.
+        num_decodes: places of sequences with a single query token, those not in use included.
+        prefill_start: the first token that may be another sequence's.
         query_starts: [sequences + 1] int32: where each sequence's queries begin in the step.
         prefill_tiles: [2, tiles] int32: of each tile of ``PREFILL_TILE`` queries, the sequence and the first query's
-            place in the sequence's chunk. Sequences with one query token have none.
+            place in the sequence's chunk; negative: not in use. Sequences with one query token have none.
         prefixes: of decoding sequences; None where each reads its keys itself.
     """
 
@@ -56,6 +60,7 @@ class GpuLayout:
     context_lens: torch.Tensor
     decode_tiles: torch.Tensor
     num_decodes: int
+    prefill_start: int
     query_starts: torch.Tensor
     prefill_tiles: torch.Tensor
     prefixes: PrefixLayout | None = None

@@ -52,10 +52,10 @@ def _attend_tile(
     return acc, total_weight, new_largest
 
 
-@triton.jit(do_not_specialize=["num_tiles", "num_decodes"])
+@triton.jit(do_not_specialize=["num_tiles", "prefill_start"])
 def _prefill_kernel(
     query_ptr, key_ptr, value_ptr, out_ptr, table_ptr, table_stride, rows_ptr, context_ptr, starts_ptr,
-    tiles_ptr, num_tiles, num_decodes, scale, softcap,
+    tiles_ptr, num_tiles, prefill_start, scale, softcap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -67,10 +67,12 @@ def _prefill_kernel(
     column = tl.arange(0, BLOCK_D)
     wait_for_previous(DEPENDENT)
     seq = tl.load(tiles_ptr + which)
+    if seq < 0:
+        return
     begin = tl.load(tiles_ptr + num_tiles + which)
     start = tl.load(starts_ptr + seq)
     count = tl.load(starts_ptr + seq + 1) - start
-    start -= num_decodes
+    start -= prefill_start
     context = tl.load(context_ptr + seq)
     table = table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
     within = begin + tl.arange(0, QUERIES)
@@ -126,7 +128,8 @@ def prefill_attention(
     softcap: float | None,
     out: torch.Tensor,
 ) -> None:
-    """Fills ``out``, of the sequences with several tokens only, as ``query`` is; their keys are in the cache already.
+    """Fills ``out`` where sequences with several tokens are; their keys are in the cache already. It begins, as
+    ``query`` does, at the token ``layout.prefill_start``.
 
     Other arguments as in ``kernels.attention.paged_attention``.
     """
@@ -139,7 +142,7 @@ def prefill_attention(
     _prefill_kernel[(heads, num_tiles)](
         query, key_cache, value_cache, out,
         layout.block_tables, layout.block_tables.stride(0), layout.rows, layout.context_lens, layout.query_starts,
-        layout.prefill_tiles, num_tiles, layout.num_decodes, scale, softcap or 0.0,
+        layout.prefill_tiles, num_tiles, layout.prefill_start, scale, softcap or 0.0,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
         BLOCK_SIZE=key_cache.shape[1], QUERIES=PREFILL_TILE,
         TILE=32 if single else _keys_at_once(block_d, query.device), WINDOW=window or 0, SOFTCAP=softcap is not None,

@@ -100,7 +100,16 @@ class PagedCase:
         self.used = torch.repeat_interleave(used, all_counts)
         prefixes = None if groups is None else _prefix_layout(groups, context[: decodes + unused], wanted_parts)
         self.layout = GpuLayout(
-            self.padded(slots, -1), table, row, context, tile, decodes + unused, start, prefill_tiles, prefixes
+            self.padded(slots, -1),
+            table,
+            row,
+            context,
+            tile,
+            decodes + unused,
+            decodes + unused,
+            start,
+            prefill_tiles,
+            prefixes,
         )
 
     def padded(self, values: torch.Tensor, filling: int = 0) -> torch.Tensor:

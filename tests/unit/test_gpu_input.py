@@ -13,7 +13,8 @@ pytest.importorskip("triton")
 from kernels.gpu.attention_layout import DECODE_TILE, PREFILL_TILE
 from worker.block_pool import BlockPool
 from worker.decode_graphs import graph_sizes, prefix_graph_sizes
-from worker.gpu_input import GpuInputBuilder, decode_size, send
+from worker.gpu_columns import decode_size, send
+from worker.gpu_input import GpuInputBuilder
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams, Sequence, token_array
 from worker.speculation.speculator import Speculator

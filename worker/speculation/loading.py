@@ -98,7 +98,7 @@ def _draft_engine(draft: Draft, num_blocks: int) -> Engine:
     inputs = input_builder(setup, cache, setup.device)
     graphs = None
     if replays_graphs(setup.config, setup.device):
-        graphs = capture_graphs(draft.model, cache, inputs, rows)
+        graphs = capture_graphs(draft.model, cache, inputs, setup)
     runner = ModelRunner(draft.model, cache, inputs, rows, model.vocab_size, setup.device, graphs)
     engine = Engine(Scheduler(BlockPool(num_blocks), block_size, rows, setup.max_num_batched_tokens), runner)
     warm_up(engine, min(setup.max_num_batched_tokens, setup.max_model_len - 1))
