@@ -190,7 +190,7 @@ def decode_layout(contexts: list[int], blocks: int) -> GpuLayout:
         slots.long().to(DEVICE), table.to(DEVICE),
         torch.arange(count, dtype=torch.int32, device=DEVICE), lengths.to(DEVICE), tiles.int().to(DEVICE), count, count,
         torch.arange(count + 1, dtype=torch.int32, device=DEVICE),
-        torch.zeros(2, 0, dtype=torch.int32, device=DEVICE),
+        torch.zeros(4, 0, dtype=torch.int32, device=DEVICE), 0,
     )  # fmt: skip
 
 
@@ -237,11 +237,11 @@ def prefill_table(dtype: torch.dtype) -> None:
         blocks = count * length // 16
         cache = torch.randn(2, blocks, 16, 8, 128, device=DEVICE).to(dtype)
         layout = decode_layout([length] * count, blocks)
-        tiles = [(seq, start) for seq in range(count) for start in range(0, length, PREFILL_TILE)]
+        tiles = [(seq, start, 0, 1) for seq in range(count) for start in range(0, length, PREFILL_TILE)]
         layout = GpuLayout(
             layout.slot_mapping, layout.block_tables, layout.rows, layout.context_lens, layout.decode_tiles, 0, 0,
             torch.arange(count + 1, dtype=torch.int32, device=DEVICE) * length,
-            torch.tensor(tiles, dtype=torch.int32, device=DEVICE).T.contiguous(),
+            torch.tensor(tiles, dtype=torch.int32, device=DEVICE).T.contiguous(), 0,
         )  # fmt: skip
         query = torch.randn(count * length, 32, 128, device=DEVICE).bfloat16()
         out = torch.empty_like(query)

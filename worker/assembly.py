@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 def input_builder(setup: Setup, cache: KVCache, device: torch.device) -> InputBuilder:
     """What builds the steps' tensors on this device."""
     if device.type == "cuda":
-        from worker.gpu_input import GpuInputBuilder  # needs Triton, which a CPU does without
+        from kernels.gpu.launch import num_multiprocessors  # needs Triton, which a CPU does without
+        from worker.gpu_input import GpuInputBuilder
 
         max_blocks = -(-setup.max_model_len // cache.block_size)
         grouping = prefix_grouping(cache, device) if setup.config.shared_prefix_attention else None
-        return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device, grouping)
+        parts = max(1, num_multiprocessors(device) // cache.query_heads)
+        return GpuInputBuilder(setup.max_num_seqs, max_blocks, cache.block_size, device, grouping, parts)
     tile = key_tile(setup.dtype, device, cache.block_size)
     return HostInputBuilder(setup.max_num_seqs, cache.block_size, tile, device)
 

@@ -11,6 +11,8 @@ from worker.step_plan import StepPlan
 
 Column = np.ndarray | list[int]
 
+_MIN_KEYS = 512  # in a part of those of a tile of queries: fewer are read in the time that it takes to merge them
+
 
 @dataclass(frozen=True)
 class StepColumns:
@@ -25,6 +27,7 @@ class StepColumns:
     decode_tiles: np.ndarray
     prefill_tiles: np.ndarray
     num_decodes: int
+    divided: bool  # whether a tile's keys are divided among parts
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,20 @@ class MixedSize:
 
     Attributes:
         tokens, sequences: of all.
-        tiles: of queries of sequences with several tokens.
+        tiles: of queries of sequences with several tokens, each part of their keys counted.
+        divided: see ``GpuLayout``.
         prefixes: integers that tell of shared prefixes; 0: there is no word of them.
     """
 
     tokens: int
     sequences: int
     tiles: int
+    divided: int
     prefixes: int
 
     def places(self) -> list[tuple[int, int]]:
         """Where each column is in the packed step, and its length. Each begins at a multiple of 16 bytes."""
-        lengths = [self.tokens] * 3 + [self.sequences] * 2 + [self.sequences + 1] * 2 + [2 * self.tiles]
+        lengths = [self.tokens] * 3 + [self.sequences] * 2 + [self.sequences + 1] * 2 + [4 * self.tiles]
         if self.prefixes:
             lengths += [self.prefixes, self.sequences + 1]
         starts = np.cumsum([0, *map(aligned, lengths)]).tolist()
@@ -57,8 +62,9 @@ class MixedSize:
         return start + length
 
 
-def step_columns(plan: StepPlan) -> StepColumns:
-    """The columns of any step."""
+def step_columns(plan: StepPlan, wanted_parts: int) -> StepColumns:
+    """The columns of any step. Where it has fewer tiles of queries than ``wanted_parts``, keys are divided among about
+    as many parts."""
     counts, starts = np.array(plan.counts, np.int32), np.array(plan.starts, np.int32)
     rows = np.array(plan.rows, np.int32)
     query_starts = np.concatenate((np.zeros(1, np.int32), counts.cumsum(dtype=np.int32)))
@@ -68,6 +74,8 @@ def step_columns(plan: StepPlan) -> StepColumns:
         for place in range(num_decodes, len(counts))
         for begin in range(0, plan.counts[place], PREFILL_TILE)
     ]
+    parts = parts_of_tiles([plan.starts[place] + begin for place, begin in tiles], wanted_parts)
+    prefill = [(*tile, part, count) for tile, count in zip(tiles, parts, strict=True) for part in range(count)]
     return StepColumns(
         ids=token_ids(plan),
         token_rows=np.repeat(rows, counts),
@@ -76,9 +84,19 @@ def step_columns(plan: StepPlan) -> StepColumns:
         contexts=starts + counts,
         query_starts=query_starts,
         decode_tiles=tile_starts((starts + counts)[:num_decodes]),
-        prefill_tiles=np.array(tiles, np.int32).reshape(-1, 2).T,
+        prefill_tiles=np.array(prefill, np.int32).reshape(-1, 4).T,
         num_decodes=num_decodes,
+        divided=len(prefill) > len(tiles),
     )
+
+
+def parts_of_tiles(keys: list[int], wanted: int) -> list[int]:
+    """Into how many parts the keys before each tile of queries are divided: by their number, ``wanted`` in all and at
+    most one more for each tile."""
+    if len(keys) >= wanted:
+        return [1] * len(keys)
+    each = max(-(-sum(keys) // wanted), _MIN_KEYS)
+    return [1 + before // each for before in keys]
 
 
 def decode_size(places: int) -> int:

@@ -35,6 +35,8 @@ class GpuInputBuilder:
         block_size: tokens a block.
         device: a GPU.
         grouping: finds decoding sequences that share a prefix; None: each reads its keys itself.
+        prefill_parts: into how many parts the keys that a step's few queries see are divided, about: as many as fill
+            the GPU.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class GpuInputBuilder:
         block_size: int,
         device: torch.device,
         grouping: PrefixGrouping | None = None,
+        prefill_parts: int = 1,
     ) -> None:
         self.block_size = block_size
         self.grouping = grouping
         self.device = device
+        self._prefill_parts = prefill_parts
         # One row more, for places of a captured step that are not in use.
         self.last_tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
         self._tables = torch.zeros(max_num_seqs + 1, max_blocks, dtype=torch.int32, device=device)
@@ -56,7 +60,7 @@ class GpuInputBuilder:
 
     def build(self, plan: StepPlan) -> StepInput:
         """The tensors of any step."""
-        step = step_columns(plan)
+        step = step_columns(plan, self._prefill_parts)
         places, blocks = self._new_blocks(plan)
         groups = self.find_groups(plan)
         prefixes = self._prefix_columns(groups, step.contexts[: step.num_decodes]) if groups else []
@@ -82,7 +86,8 @@ class GpuInputBuilder:
             num_decodes=step.num_decodes,
             prefill_start=step.num_decodes,
             query_starts=starts,
-            prefill_tiles=prefill.view(2, -1),
+            prefill_tiles=prefill.view(4, -1),
+            divided=2 * self._prefill_parts if step.divided else 0,
             prefixes=self._prefix_layout(*rest[2:]) if groups else None,
         )
         sampled_tokens, sample_rows = (column.long() for column in rest[:2])
@@ -94,7 +99,9 @@ class GpuInputBuilder:
         prefixes = 0
         if self.grouping is not None and sequences >= MIN_MEMBERS:
             prefixes = self.grouping.size(sequences)
-        return MixedSize(tokens, sequences, tokens // PREFILL_TILE + min(sequences, _MOST_CHUNKS), prefixes)
+        full = tokens // PREFILL_TILE
+        divided = 2 * self._prefill_parts if full < self._prefill_parts else 0
+        return MixedSize(tokens, sequences, max(full + min(sequences, _MOST_CHUNKS), divided), divided, prefixes)
 
     def mixed_columns(self, plan: StepPlan, size: MixedSize) -> tuple[np.ndarray, torch.Tensor, torch.Tensor] | None:
         """The step as ``mixed_input`` reads it, once the tables are up to date, which this sees to.
@@ -103,13 +110,13 @@ class GpuInputBuilder:
             [size.integers] int32; the places of the tokens after which to sample, and the rows of what is sampled, both
             [samples] int64 on the GPU; None when the step's prompts are more than there is room for.
         """
-        step = step_columns(plan)
+        step = step_columns(plan, self._prefill_parts if size.divided else 0)
         if step.prefill_tiles.shape[1] > size.tiles:
             return None
         groups = self.find_groups(plan)
         sent = send_columns([*self._new_blocks(plan), sample_tokens(plan), step.rows[plan.samples]], self.device)
         update_tables(sent[0], sent[1], self._tables)
-        tiles = np.full((2, size.tiles), -1, np.int32)
+        tiles = np.full((4, size.tiles), -1, np.int32)
         tiles[:, : step.prefill_tiles.shape[1]] = step.prefill_tiles
         columns: list[tuple[Column, int]] = [  # and what stands in places not in use
             *((step.ids, 0), (step.token_rows, self._spare_row), (step.positions, -1)),
@@ -147,7 +154,8 @@ class GpuInputBuilder:
             num_decodes=size.sequences,
             prefill_start=0,
             query_starts=starts,
-            prefill_tiles=prefill.view(2, -1),
+            prefill_tiles=prefill.view(4, -1),
+            divided=size.divided,
             prefixes=self._prefix_layout(*prefixes) if prefixes else None,
         )
         nothing = token_ids.new_empty(0)
@@ -221,7 +229,8 @@ class GpuInputBuilder:
             num_decodes=places,
             prefill_start=places,
             query_starts=each,
-            prefill_tiles=packed.new_empty((2, 0)),
+            prefill_tiles=packed.new_empty((4, 0)),
+            divided=0,
             prefixes=shared,
         )
         return StepInput(token_ids, positions, layout, each[:-1].long(), sample_rows)

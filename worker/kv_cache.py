@@ -16,6 +16,10 @@ class KVCache:
     """Keys and values of all layers, of a rank's heads: one tensor [layers, 2, blocks, block_size, kv_heads, head_dim].
 
     The memory starts as zeros: padding may read slots that were never written, and a stray NaN would survive its mask.
+
+    Attributes:
+        num_blocks, block_size: blocks, and tokens of each.
+        query_heads: of a layer, as the rank has them.
     """
 
     def __init__(
@@ -30,6 +34,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         heads = len(parallel.kv_heads(config.num_kv_heads))
+        self.query_heads = heads * config.num_heads // config.num_kv_heads
         shape = (config.num_layers, 2, num_blocks, block_size, heads, config.head_dim)
         self._layers = [tuple(layer) for layer in torch.zeros(shape, dtype=dtype, device=device)]
 

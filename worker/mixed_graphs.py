@@ -27,7 +27,8 @@ _TILE = 128  # of a product's rows: between two multiples of it, fewer tokens sa
 def mixed_graph_sizes(max_num_batched_tokens: int) -> list[int]:
     """Numbers of tokens to capture graphs for: dense where a step is short."""
     sizes = [16, 32, 64, *range(_TILE, 257, _TILE // 2), *range(384, 1281, _TILE), 1536, 2048]
-    return [size for size in sizes if size < max_num_batched_tokens] + [min(max_num_batched_tokens, sizes[-1])]
+    largest = min(max_num_batched_tokens, sizes[-1])
+    return [size for size in sizes if size < largest] + [largest]
 
 
 class MixedGraphs:

@@ -49,8 +49,10 @@ class GpuLayout:
         num_decodes: places of sequences with a single query token, those not in use included.
         prefill_start: the first token that may be another sequence's.
         query_starts: [sequences + 1] int32: where each sequence's queries begin in the step.
-        prefill_tiles: [2, tiles] int32: of each tile of ``PREFILL_TILE`` queries, the sequence and the first query's
-            place in the sequence's chunk; negative: not in use. Sequences with one query token have none.
+        prefill_tiles: [4, tiles] int32: of each tile of ``PREFILL_TILE`` queries, the sequence and the first query's
+            place in the sequence's chunk; and which part of the keys that they see is meant, of how many. The parts of
+            a tile stand one after another. Negative: not in use. Sequences with one query token have none.
+        divided: how many of the first tiles may be parts; 0: each is whole.
         prefixes: of decoding sequences; None where each reads its keys itself.
     """
 
@@ -63,4 +65,5 @@ class GpuLayout:
     prefill_start: int
     query_starts: torch.Tensor
     prefill_tiles: torch.Tensor
+    divided: int
     prefixes: PrefixLayout | None = None

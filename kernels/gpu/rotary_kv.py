@@ -43,7 +43,7 @@ def rotate_heads(
     return (x * cos + other * sin).to(raw.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _rotary_kv_kernel(
     qkv_ptr, cos_ptr, sin_ptr, slot_ptr, q_norm_ptr, k_norm_ptr, query_ptr, key_cache_ptr, value_cache_ptr,
     eps, offset,

@@ -18,7 +18,10 @@ def _update_tables_kernel(places_ptr, blocks_ptr, table_ptr, count, BLOCK: tl.co
     tl.store(table_ptr + place, block, mask=place >= 0)
 
 
-@triton.jit(do_not_specialize=["count"])
+# Columns of an odd number of tokens begin at any multiple of 8 bytes: not worth a kernel of their own.
+@triton.jit(
+    do_not_specialize=["count"], do_not_specialize_on_alignment=["token_ptr", "position_ptr", "slot_ptr", "row_ptr"]
+)
 def _token_columns_kernel(
     ids_ptr, rows_ptr, positions_ptr, last_tokens_ptr, table_ptr, table_stride,
     token_ptr, position_ptr, slot_ptr, row_ptr, count,

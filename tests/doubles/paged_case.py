@@ -34,13 +34,14 @@ def to(*tensors: torch.Tensor) -> list[torch.Tensor]:
 class PagedCase:
     """Sequences with the given (query, context) lengths over a randomly ordered pool; decodes first.
 
-    ``groups`` are of the decoding ones, whose shared keys are cut into ``wanted_parts`` parts.
+    ``groups`` are of the decoding ones, whose shared keys are cut into ``wanted_parts`` parts. The keys of each tile of
+    queries are divided among ``prefill_parts``. With ``captured``, no one knows beforehand how many sequences decode.
     """
 
     def __init__(
         self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
         unused: int = 0, float8: bool = False, normed: bool = False,
-        groups: list[PrefixGroup] | None = None, wanted_parts: int = 5,
+        groups: list[PrefixGroup] | None = None, wanted_parts: int = 5, prefill_parts: int = 1, captured: bool = False,
     ) -> None:  # fmt: skip
         block_size = 16
         tables = [-(-context // block_size) for _, context in lengths]
@@ -78,38 +79,46 @@ class PagedCase:
         rows = torch.randperm(len(lengths) + 3)[: len(lengths)]
         by_row = torch.zeros(len(lengths) + 3, width, dtype=torch.int32)
         by_row[rows] = padded.int()
-        # Places without a sequence stand behind the decoding ones, as in a captured graph; they see nothing.
-        used = torch.tensor([1] * decodes + [0] * unused + [1] * (len(lengths) - decodes), dtype=torch.bool)
+        # Places without a sequence stand behind the decoding ones, or behind all; they see nothing.
+        before = len(lengths) if captured else decodes
+        used = torch.tensor([1] * before + [0] * unused + [1] * (len(lengths) - before), dtype=torch.bool)
         all_counts = torch.ones(len(used), dtype=torch.int64)
         all_counts[used] = torch.tensor(counts)
         all_contexts, all_rows = torch.zeros(len(used), dtype=torch.int32), torch.zeros(len(used), dtype=torch.int32)
         all_contexts[used], all_rows[used] = torch.tensor(contexts, dtype=torch.int32), rows.int()
-        tiles = (all_contexts[: decodes + unused] + DECODE_TILE - 1) // DECODE_TILE
+        num_decodes = len(used) if captured else decodes + unused
+        decode_contexts = all_contexts[:num_decodes].clone()
+        decode_contexts[decodes:] = 0
+        tiles = (decode_contexts + DECODE_TILE - 1) // DECODE_TILE
         prefill = [
-            (place, start)
-            for place in range(decodes + unused, len(used))
+            (place, start, part, prefill_parts)
+            for place in range(decodes if captured else num_decodes, before if captured else len(used))
             for start in range(0, int(all_counts[place]), PREFILL_TILE)
+            for part in range(prefill_parts)
         ]
+        divided = len(prefill) if prefill_parts > 1 else 0
+        prefill += [(-1, -1, -1, -1)] * (unused if captured else 0)
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), all_counts.cumsum(0)))
         ints = [
             *(by_row, all_rows, all_contexts),
             *(torch.cat((torch.zeros(1, dtype=torch.int32), tiles.cumsum(0))), starts),
-            torch.tensor(prefill).reshape(-1, 2).T.contiguous(),
+            torch.tensor(prefill).reshape(-1, 4).T.contiguous(),
         ]
         table, row, context, tile, start, prefill_tiles = (value.int().to(DEVICE) for value in ints)
         self.used = torch.repeat_interleave(used, all_counts)
-        prefixes = None if groups is None else _prefix_layout(groups, context[: decodes + unused], wanted_parts)
+        prefixes = None if groups is None else _prefix_layout(groups, decode_contexts, wanted_parts)
         self.layout = GpuLayout(
-            self.padded(slots, -1),
-            table,
-            row,
-            context,
-            tile,
-            decodes + unused,
-            decodes + unused,
-            start,
-            prefill_tiles,
-            prefixes,
+            slot_mapping=self.padded(slots, -1),
+            block_tables=table,
+            rows=row,
+            context_lens=context,
+            decode_tiles=tile,
+            num_decodes=num_decodes,
+            prefill_start=0 if captured else num_decodes,
+            query_starts=start,
+            prefill_tiles=prefill_tiles,
+            divided=divided,
+            prefixes=prefixes,
         )
 
     def padded(self, values: torch.Tensor, filling: int = 0) -> torch.Tensor:

@@ -24,6 +24,7 @@ from kernels.gpu.fp8_linear import scaled_mm
 from kernels.gpu.linear import Shape, skinny_linear
 from kernels.rotary_kv import HeadNorms
 from tests.doubles.paged_case import DEVICE, DTYPES, PagedCase, assert_near, random, to
+from worker.shared_prefixes import PrefixGroup
 
 
 @pytest.fixture(autouse=True)
@@ -132,8 +133,25 @@ def test_prefill_attention(dtype: torch.dtype, window: int | None, softcap: floa
     PagedCase(lengths, 4, 2, 16, dtype).check(window, softcap)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, 5.0), (150, None)])
+def test_keys_before_a_few_queries_are_divided(dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
+    """Some parts see no key at all: their tile has fewer tiles of keys, or none in its window."""
+    PagedCase([(2, 2), (40, 700), (130, 333)], 4, 2, 16, dtype, prefill_parts=3).check(window, softcap)
+
+
 def test_mixed_attention() -> None:
     PagedCase([(1, 70), (1, 3), (50, 120)], 9, 3, 64, torch.float16, 1).check()
+
+
+def test_mixed_attention_that_knows_no_number_of_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reference, which a CPU would take, knows no places that are not in use.
+    monkeypatch.setattr("kernels.rotary_attention.rotary_kv", gpu_rotary_kv.rotary_kv)
+    lengths = [(1, 70), (1, 3), (50, 120), (2, 300)]
+    for parts in (1, 2):
+        PagedCase(lengths, 4, 2, 16, torch.float16, 3, prefill_parts=parts, captured=True).check()
+    groups = [PrefixGroup((0, 1), 64)]
+    PagedCase([(1, 70), (1, 90), (50, 120)], 4, 2, 16, torch.float16, 3, groups=groups, captured=True).check()
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16][:3])
