@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.output_reader import Delta
+from gateway.whole_characters import whole_characters
 
 Event = tuple[str, dict[str, Any]]
 """Type and payload."""
@@ -70,9 +71,11 @@ class Blocks:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call. What a limit has cut short, or what is no object, is told as the text that it is."""
+    """The arguments of a call. What a limit has cut short, what is no object, or has numbers that JSON has not, is told as
+    the text that it is."""
     try:
-        value = json.loads(text or "{}")
+        shown = json.dumps(json.loads(text or "{}"), ensure_ascii=False, allow_nan=False)
+        value = json.loads(whole_characters(shown))
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"partial_json": text}

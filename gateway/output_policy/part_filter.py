@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.output_policy.text_filter import CompiledPolicy, TextFilter
 from gateway.parts import Arguments, CallStart, Content, Part
+from gateway.whole_characters import whole_characters
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
@@ -132,4 +133,4 @@ def _readings(text: str) -> Iterator[str]:
 def _decoded(text: str) -> str:
     """The text without escapes. Half a surrogate pair is no character, and becomes U+FFFD."""
     plain = _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else _SHORT.get(match[2], match[2]), text)
-    return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return whole_characters(plain)

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from gateway.parts import Arguments, CallStart, Content, Part
 from gateway.text_machine import END, Reader, TextMachine
+from gateway.whole_characters import whole_characters
 
 _ARGUMENTS = ("arguments", "parameters")
 
@@ -124,7 +125,7 @@ class ToolParser(TextMachine):
         self._unget(char)
         text = yield from self._value()
         try:
-            return str(json.loads(text))
+            return whole_characters(str(json.loads(text)))
         except ValueError:
             raise NotACall from None
 
@@ -167,8 +168,8 @@ def _object(text: str) -> str:
     try:
         value = json.loads(text)
         if isinstance(value, str):
-            text, value = value, json.loads(value)
-    except ValueError:
+            text, value = whole_characters(value), json.loads(value)
+    except (ValueError, RecursionError):
         raise NotACall from None
     if value is None:
         return "{}"

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,10 +70,24 @@ def test_events_tell_the_blocks(text, cuts):
     assert told == content
 
 
-def test_arguments_that_were_cut_short_are_told_as_they_are():
+def input_of(arguments):
+    """What a call with these arguments is told as."""
     blocks = Blocks()
     call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}
     list(blocks.delta({"tool_calls": [call]}))
-    list(blocks.delta({"tool_calls": [{"index": 0, "function": {"arguments": '{"a": '}}]}))
+    list(blocks.delta({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}))
     list(blocks.close())
-    assert blocks.content[0]["input"] == {"partial_json": '{"a": '}
+    return blocks.content[0]["input"]
+
+
+def test_arguments_that_were_cut_short_are_told_as_they_are():
+    assert input_of('{"a": ') == {"partial_json": '{"a": '}
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": 1e999}', "[1]", "[" * 100_000])
+def test_arguments_that_are_no_object_of_json_are_told_as_they_are(text):
+    assert input_of(text) == {"partial_json": text}
+
+
+def test_half_a_surrogate_pair_is_no_character():
+    assert input_of(r'{"a\udc00": ["\ud83d", "\ud83d\ude00"]}') == {"a\ufffd": ["\ufffd", "\U0001f600"]}

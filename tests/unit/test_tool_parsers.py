@@ -87,6 +87,12 @@ def test_each_format(name, text, parts):
     assert read(name, text) == ([Content(text)] if parts is None else parts)
 
 
+def test_calls_hold_whole_characters_only():
+    parts = read("json", r'{"name": "add", "arguments": "{\"a\": \"\ud83d\"}"}')
+    assert parts == call("add", '{"a": "\ufffd"}')
+    assert read("json", '{"arguments": "' + "[" * 100_000 + '", "name": "add"}')[0].text.startswith("{")
+
+
 def test_without_parallel_calls_the_first_one_is_all():
     text = f"<tool_call>{ADD_JSON}</tool_call><tool_call>{LOOK_UP_JSON}</tool_call>"
     assert read("hermes", text, parallel=False) == ADD
