@@ -71,8 +71,8 @@ class Blocks:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call. What a limit has cut short, what is no object, or has numbers that JSON has not, is told as
-    the text that it is."""
+    """The arguments of a call. What a limit has cut short, what is no object, or what has numbers that JSON has not is
+    told as the text that it is."""
     try:
         shown = json.dumps(json.loads(text or "{}"), ensure_ascii=False, allow_nan=False)
         value = json.loads(whole_characters(shown))
