@@ -18,7 +18,7 @@ class Connection(H11Protocol):
     """Closes itself when headers do not come in time, with a 408 if they have begun to.
 
     Subclasses set ``header_timeout``, in seconds: from the connection's beginning, or a later request's first byte, to
-    the end of its headers.
+    the end of its headers; and from the answer to a request to the end of its body, where that came first.
     """
 
     header_timeout: float
@@ -48,8 +48,15 @@ class Connection(H11Protocol):
         self._look()
 
     def _look(self) -> None:
-        """Whether headers are complete, or the next ones have begun; more of them gives them no more time."""
-        if self.conn.their_state is not h11.IDLE:
+        """Whether headers are complete, or the next ones have begun; more of them gives them no more time.
+
+        What is left of the body of a request that was answered, nobody reads: it has as much time.
+        """
+        answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE, h11.SEND_BODY)
+        if self.conn.their_state is h11.SEND_BODY and answered:
+            if self._deadline is None:
+                self._wait()
+        elif self.conn.their_state is not h11.IDLE:
             self._wait_no_more()
         elif self._deadline is None and self._has_begun():
             self._wait()
@@ -69,7 +76,7 @@ class Connection(H11Protocol):
         self._deadline = None
         if self.transport.is_closing():
             return
-        if self._has_begun():
+        if self.conn.their_state is h11.IDLE and self._has_begun():
             error = ApiError(408, f"The headers did not come within {self.header_timeout:g} seconds.")
             body = json.dumps(error.body()).encode()
             length = ("content-length", str(len(body)))

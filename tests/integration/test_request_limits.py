@@ -148,12 +148,16 @@ WHOLE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
 
 
-def served(connection):
-    connection.sendall(WHOLE)
+def answer(connection):
     text = b""
     while not text.endswith(b"}"):
         text += connection.recv(65536)
-    assert text.startswith(b"HTTP/1.1 200")
+    return text
+
+
+def served(connection):
+    connection.sendall(WHOLE)
+    assert answer(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_headers_that_do_not_come_in_time():
@@ -176,6 +180,23 @@ def test_headers_that_do_not_come_in_time():
         assert 1.5 < time.monotonic() - began < 10
         # A connection between requests is no request that is late.
         served(idle)
+
+
+def test_a_body_that_nobody_reads_does_not_hold_the_connection():
+    """The answer is there before the body: of a path that does not exist."""
+    with gateway("--header-timeout", "1") as connect, connect() as connection:
+        connection.sendall(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 10:
+                connection.sendall(b" ")
+                time.sleep(0.1)
+        assert time.monotonic() - began < 9
+    with gateway("--header-timeout", "1") as connect, connect() as connection:
+        connection.sendall(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n")
+        assert answer(connection).startswith(b"HTTP/1.1 404 ")
+        connection.sendall(b"abc")
+        served(connection)  # it came in time
 
 
 def test_a_body_has_one_length():
