@@ -45,6 +45,23 @@ def loose_schema(schema: Any) -> Any:
     return loose
 
 
+def first_unheld(schema: Any, *place: str | int) -> str | None:
+    """Where the first keyword stands that no grammar holds: "properties.a.uniqueItems"; None when there is none."""
+    entries: list[tuple[Any, ...]] = []  # each a schema and what leads to it
+    if isinstance(schema, list):
+        entries = [(entry, index) for index, entry in enumerate(schema)]
+    elif isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key in _NOT_HELD:
+                return ".".join(map(str, (*place, key)))
+            if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+                entries += [(one, key, name) for name, one in value.items()]
+            elif key in (*_SCHEMAS, "oneOf"):
+                entries.append((value, key))
+    found = (first_unheld(entry, *place, *way) for entry, *way in entries)
+    return next((one for one in found if one is not None), None)
+
+
 def _is_named(key: str, name: str) -> bool:
     return key != "patternProperties" or _is_pattern(name)
 

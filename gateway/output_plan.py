@@ -20,7 +20,7 @@ def output_plan(body: GenerateBody, config: GatewayConfig, tool_format: str) -> 
     if isinstance(body, ChatBody) and body.tool_choice == "required":
         # One schema is made of all of them, whose faults would have no names.
         for index, one in enumerate(offered(body)):
-            SchemaCheck(held_schema(one), f"tools.{index}.function.parameters")
+            SchemaCheck(held_schema(one, index), f"tools.{index}.function.parameters")
     constraint = constraint_of(body)
     check = OutputCheck(constraint)
     if not isinstance(body, ChatBody):

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from gateway.errors import invalid
-from gateway.loose_schema import loose_schema
+from gateway.loose_schema import first_unheld, loose_schema
 from gateway.schema import ChatBody, Function, NamedTool
 
 # Characters of all tools together, as JSON.
@@ -71,21 +71,36 @@ def parameters_schema(function: Function) -> dict[str, Any]:
     return {"type": "object", **function.parameters}
 
 
-def held_schema(function: Function) -> dict[str, Any]:
-    """What a grammar holds arguments to: with ``strict`` to all of the schema, or else to what it can."""
+def held_schema(function: Function, index: int) -> dict[str, Any]:
+    """What a grammar holds arguments to: with ``strict`` to all of the schema, or else to what it can.
+
+    Raises:
+        ApiError: (400) the function, the tool at ``index``, is strict about what no grammar can hold.
+    """
     schema = parameters_schema(function)
-    return schema if function.strict else loose_schema(schema)
+    if not function.strict:
+        loose: dict[str, Any] = loose_schema(schema)
+        return loose
+    place = first_unheld(schema)
+    if place is not None:
+        param = f"tools.{index}.function.parameters"
+        message = f"{param}: the schema of {function.name} cannot be followed strictly: {place} is not supported"
+        raise invalid(param, f"{message}; leave it out, or do not ask for strict")
+    return schema
 
 
 def forced_schema(body: ChatBody) -> tuple[str, dict[str, Any]] | None:
     """What the output must be when the choice demands a call: the field that says so, and the schema.
 
     A named function's output is its arguments; where any will do, it is a list of names and parameters.
+
+    Raises:
+        ApiError: (400) see ``held_schema``.
     """
     function = named(body)
     if function is not None:
         index = offered(body).index(function)
-        return f"tools.{index}.function.parameters", held_schema(function)
+        return f"tools.{index}.function.parameters", held_schema(function, index)
     if body.tool_choice != "required":
         return None
     functions = offered(body)
@@ -105,7 +120,8 @@ def forced_schema(body: ChatBody) -> tuple[str, dict[str, Any]] | None:
         "minItems": 1,
         "maxItems": MAX_PARALLEL_CALLS if parallel(body) else 1,
         "$defs": {
-            str(index): _moved(held_schema(function), f"#/$defs/{index}") for index, function in enumerate(functions)
+            str(index): _moved(held_schema(function, index), f"#/$defs/{index}")
+            for index, function in enumerate(functions)
         },
     }
 

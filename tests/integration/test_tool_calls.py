@@ -271,9 +271,21 @@ def test_what_no_grammar_holds_binds_strict_tools_alone(stack, choice):
     assert "pattern" not in sent
     error = error_of(post(stack, tools=tool(parameters=parameters, strict=True), tool_choice=choice), 400)
     assert error.param == "tools.0.function.parameters"
+    assert "of f cannot be followed strictly: properties.a.uniqueItems is not supported" in error.message
+    del parameters["properties"]["a"]
+    error = error_of(post(stack, tools=tool(parameters=parameters, strict=True), tool_choice=choice), 400)
+    assert error.param == "tools.0.function.parameters"
     assert "properties.b.pattern" in error.message
     assert "looks ahead" in error.message
     assert "$defs" not in error.message
+
+
+def test_of_several_tools_the_one_is_named_that_no_grammar_holds(stack):
+    parameters = {"properties": {"a": {"anyOf": [{"type": "null"}, {"items": {"if": {}}}]}}}
+    tools = [WEATHER, *tool(parameters=parameters, strict=True)]
+    error = error_of(post(stack, tools=tools, tool_choice="required"), 400)
+    assert error.param == "tools.1.function.parameters"
+    assert "properties.a.anyOf.1.items.if" in error.message
 
 
 @pytest.mark.parametrize(
