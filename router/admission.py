@@ -91,8 +91,7 @@ class WaitingQueue:
             QueueFull: there is no room, and none can be made.
         """
         entry = self._entry(request, block_size, now)
-        missing = self._dispatcher.missing(entry)
-        while self._has_no_room_for(missing):
+        while self._has_no_room_for(entry):
             victim = self._victim(entry.priority)
             if victim is None:
                 raise QueueFull(
@@ -187,10 +186,12 @@ class WaitingQueue:
         self._output_tokens -= entry.output_tokens * len(entry.choices)
         self._order.discard(entry)
 
-    def _has_no_room_for(self, missing: int) -> bool:
+    def _has_no_room_for(self, entry: QueuedRequest) -> bool:
         if not self._entries:
             return False
-        return len(self._entries) >= self._max_requests or self._order.missing + missing > self._max_tokens
+        if len(self._entries) >= self._max_requests:
+            return True
+        return self._order.missing + self._dispatcher.missing(entry) > self._max_tokens
 
     def _victim(self, priority: int | None) -> QueuedRequest | None:
         """Who must go for a request of this class; None: nobody is of a lower one."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from protos import worker_pb2
 from protos.tls import ClientTls
+from router.link_listener import LinkListener
 from router.recovery import Recovery
 from router.validation import MAX_ID_CHARS
-from router.worker_link import LinkListener, LinkLost, WorkerLink
+from router.worker_link import LinkLost, WorkerLink
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class FleetView:
         """Looks which workers take sequences now."""
         for link, lane in self._lanes.items():
             lane.view.accepting = link.accepting
-            lane.view.open = link.has_room
+            lane.view.open = lane.view.accepting and link.has_place
 
     def took(self, link: WorkerLink, slot: int, generation: int, placed: Placed, tenant: str, output: int) -> None:
         """A sequence, of which ``output`` tokens were generated elsewhere before, went into a slot."""

@@ -4,8 +4,7 @@ import asyncio
 import math
 import sys
 from array import array
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from protos import inference_pb2, sampling_pb2
 from router.constraints import Constraint
@@ -30,8 +29,7 @@ _STOP = sampling_pb2.FINISH_REASON_STOP
 _LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateParams:
+class GenerateParams(NamedTuple):
     """A valid request with all defaults filled in, apart from its prompt.
 
     Attributes:

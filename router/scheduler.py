@@ -108,6 +108,7 @@ class Scheduler:
     def capacity_changed(self) -> None:
         """Binds what can be bound."""
         if len(self._queue):
+            self._view.refresh()
             self._dispatch(asyncio.get_running_loop().time())
 
     def put_back(self, choice: Choice) -> None:
@@ -146,7 +147,7 @@ class Scheduler:
         self._view.refused(link, slot, generation, asyncio.get_running_loop().time())
 
     def _dispatch(self, now: float) -> None:
-        self._view.refresh()
+        """Binds what can be bound; what is known of the workers is fresh."""
         if now - self._charged_at >= CHARGE_INTERVAL_S:
             self._charged_at = now
             self._view.charge_output()

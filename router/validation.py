@@ -3,6 +3,9 @@
 import math
 import secrets
 from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import Message
 
 from protos import inference_pb2, sampling_pb2
 from router.constraints import check_constraint
@@ -20,6 +23,17 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_ID_CHARS = 256
+# The client's names for things.
+_NAMES = frozenset({"request_id", "cache_salt", "tenant", "session_id"})
+# Of each number of the sampling parameters: the least and the most that it may be, and whether the least is too little.
+_NUMBERS = {
+    "temperature": (0.0, MAX_TEMPERATURE, False),
+    "top_p": (0.0, 1.0, True),
+    "min_p": (0.0, 1.0, False),
+    "presence_penalty": (-2.0, 2.0, False),
+    "frequency_penalty": (-2.0, 2.0, False),
+    "repetition_penalty": (0.01, 2.0, False),
+}
 # All log-probabilities of a prompt go out in one message, each entry (id, value, bytes) taking less than this.
 _MAX_REPORT_BYTES = 12 << 20
 _ENTRY_BYTES = 24
@@ -32,14 +46,13 @@ def check_generate(
     takes_priorities: bool = False,
 ) -> GenerateParams:
     """Everything but the prompt. A seed is drawn when there is none. Raises InvalidArgument."""
-    for field in ("request_id", "cache_salt", "tenant", "session_id"):
-        if len(getattr(request, field)) > MAX_ID_CHARS:
-            raise InvalidArgument(
-                field, f"{field} has {len(getattr(request, field))} characters; at most {MAX_ID_CHARS}"
-            )
+    given = _given(request)
+    for field in given.keys() & _NAMES:
+        if len(given[field]) > MAX_ID_CHARS:
+            raise InvalidArgument(field, f"{field} has {len(given[field])} characters; at most {MAX_ID_CHARS}")
     if not request.request_id.isprintable():
         raise InvalidArgument("request_id", "request_id has characters that cannot be printed, which logs would show")
-    count = request.n if request.HasField("n") else 1
+    count = given.get("n", 1)
     if not 1 <= count <= MAX_CHOICES:
         raise InvalidArgument("n", f"n is {count}; it must be 1 to {MAX_CHOICES}")
     if request.priority and not takes_priorities:
@@ -48,56 +61,59 @@ def check_generate(
             f"priority is {request.priority}, but requests are served first come, first served; leave it out, or start "
             "the server with --scheduling-policy priority",
         )
-    sampling, stopping, output = request.sampling, request.stopping, request.output
-    if stopping.HasField("max_tokens") and stopping.max_tokens < 1:
+    sampling, stopping, output = _given(request.sampling), _given(request.stopping), _given(request.output)
+    max_tokens = stopping.get("max_tokens")
+    if max_tokens is not None and max_tokens < 1:
         raise InvalidArgument("stopping.max_tokens", "max_tokens is 0; it must be at least 1")
-    _check_stops(stopping, vocab_size)
+    for field in sampling.keys() & _NUMBERS.keys():
+        _check_number(field, sampling[field])
+    if "stop" in stopping or "stop_token_ids" in stopping:
+        _check_stops(request.stopping, vocab_size)
     return GenerateParams(
         model=request.model,
         n=count,
-        temperature=_number(sampling, "temperature", 1.0, 0.0, MAX_TEMPERATURE),
-        top_p=_number(sampling, "top_p", 1.0, 0.0, 1.0, above=True),
-        top_k=sampling.top_k if sampling.HasField("top_k") else 0,
-        min_p=_number(sampling, "min_p", 0.0, 0.0, 1.0),
-        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(63),
-        presence_penalty=_number(sampling, "presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=_number(sampling, "frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=_number(sampling, "repetition_penalty", 1.0, 0.01, 2.0),
-        logit_bias=_check_bias(sampling, vocab_size),
-        allowed_token_ids=_check_allowed(sampling, vocab_size),
-        constraint=check_constraint(sampling),
-        bad_words=_check_bad_words(stopping),
-        min_tokens=_check_min_tokens(stopping),
-        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
-        stop=tuple(stopping.stop),
-        eos_token_ids=frozenset() if stopping.ignore_eos else eos_token_ids,
-        stop_token_ids=frozenset(stopping.stop_token_ids),
-        keep_stop=stopping.include_stop_str_in_output,
-        text=output.text if output.HasField("text") else True,
-        token_ids=output.token_ids,
-        final_only=output.final_only,
-        token_bytes=output.token_bytes,
-        logprobs=_check_top_count(output, "logprobs"),
-        prompt_logprobs=_check_top_count(output, "prompt_logprobs"),
+        temperature=sampling.get("temperature", 1.0),
+        top_p=sampling.get("top_p", 1.0),
+        top_k=sampling.get("top_k", 0),
+        min_p=sampling.get("min_p", 0.0),
+        seed=sampling["seed"] if "seed" in sampling else secrets.randbits(63),
+        presence_penalty=sampling.get("presence_penalty", 0.0),
+        frequency_penalty=sampling.get("frequency_penalty", 0.0),
+        repetition_penalty=sampling.get("repetition_penalty", 1.0),
+        logit_bias=_check_bias(request.sampling, vocab_size) if "logit_bias" in sampling else {},
+        allowed_token_ids=_check_allowed(request.sampling, vocab_size) if "allowed_token_ids" in sampling else (),
+        constraint=check_constraint(request.sampling),
+        bad_words=_check_bad_words(request.stopping) if "bad_words" in stopping else (),
+        min_tokens=_check_min_tokens(request.stopping) if "min_tokens" in stopping else 0,
+        max_tokens=max_tokens,
+        stop=tuple(stopping.get("stop", ())),
+        eos_token_ids=frozenset() if stopping.get("ignore_eos") else eos_token_ids,
+        stop_token_ids=frozenset(stopping.get("stop_token_ids", ())),
+        keep_stop=stopping.get("include_stop_str_in_output", False),
+        text=output.get("text", True),
+        token_ids=output.get("token_ids", False),
+        final_only=output.get("final_only", False),
+        token_bytes=output.get("token_bytes", False),
+        logprobs=_top_count(output, "logprobs"),
+        prompt_logprobs=_top_count(output, "prompt_logprobs"),
         cache_salt=request.cache_salt.encode(),
-        skip_reading_prefix_cache=request.skip_reading_prefix_cache,
-        priority=request.priority,
-        tenant=request.tenant,
-        session_id=request.session_id,
+        skip_reading_prefix_cache=given.get("skip_reading_prefix_cache", False),
+        priority=given.get("priority", 0),
+        tenant=given.get("tenant", ""),
+        session_id=given.get("session_id", ""),
     )
 
 
-def _number(
-    sampling: sampling_pb2.SamplingParams, name: str, default: float, low: float, high: float, *, above: bool = False
-) -> float:
-    """A number of the sampling parameters; ``above``: it must be greater than ``low``, not just equal."""
-    if not sampling.HasField(name):
-        return default
-    value = float(getattr(sampling, name))
+def _given(message: Message) -> dict[str, Any]:
+    """The fields that are set, by name: most are not, and asking for each one costs more than all checks."""
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def _check_number(name: str, value: float) -> None:
+    low, high, above = _NUMBERS[name]
     if not math.isfinite(value) or not low <= value <= high or (above and value == low):
         span = f"above {low:g} and at most {high:g}" if above else f"{low:g} to {high:g}"
         raise InvalidArgument(f"sampling.{name}", f"{name} is {value:g}; it must be {span}")
-    return value
 
 
 def _check_stops(stopping: sampling_pb2.StopConditions, vocab_size: int) -> None:
@@ -176,11 +192,9 @@ def _check_min_tokens(stopping: sampling_pb2.StopConditions) -> int:
     return count
 
 
-def _check_top_count(output: inference_pb2.OutputOptions, name: str) -> int | None:
-    if not output.HasField(name):
-        return None
-    count: int = getattr(output, name)
-    if count > MAX_TOP_LOGPROBS:
+def _top_count(output: dict[str, Any], name: str) -> int | None:
+    count: int | None = output.get(name)
+    if count is not None and count > MAX_TOP_LOGPROBS:
         raise InvalidArgument(f"output.{name}", f"{name} is {count}; it must be 0 to {MAX_TOP_LOGPROBS}")
     return count
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from grpc.aio import StreamStreamCall
@@ -19,6 +19,7 @@ from protos.tls import ClientTls, explain_failure
 from router.circuit_breaker import CircuitBreaker
 from router.errors import InvalidArgument
 from router.heartbeat import Health, Heartbeat
+from router.link_listener import LinkListener
 from router.recovery import Recovery
 from router.request import Choice
 from router.slot_table import SlotTable
@@ -60,40 +61,6 @@ class LinkLost(Exception):
         self.loss = loss
         # The worker is there, and will take streams soon.
         self.loading = loading
-
-
-class LinkListener(Protocol):
-    """Who wants to know what becomes of links; called from the event loop."""
-
-    def readiness_changed(self) -> None:
-        """A link became ready, or is not any more."""
-
-    def capacity_changed(self) -> None:
-        """A link can take a sequence that it could not take before."""
-
-    def put_back(self, choice: Choice) -> None:
-        """A worker refused a choice for now, or was lost with it: it is the next one. ``capacity_changed`` follows."""
-
-    def joined(self, link: "WorkerLink") -> None:
-        """A link is up; its ``hello`` is known."""
-
-    def left(self, link: "WorkerLink") -> None:
-        """A link is down, if it was up."""
-
-    def progressed(self, link: "WorkerLink", batch: worker_pb2.StepBatch) -> None:
-        """A StepBatch came, and has changed nothing yet."""
-
-    def heard(self, link: "WorkerLink", pong: worker_pb2.Pong) -> None:
-        """A Pong came."""
-
-    def told(self, link: "WorkerLink", events: worker_pb2.KvEvents) -> None:
-        """KvEvents came."""
-
-    def rests(self, link: "WorkerLink") -> None:
-        """The worker lost its work again and again, and gets nothing for a while."""
-
-    def refused(self, link: "WorkerLink", slot: int, generation: int) -> None:
-        """The worker refused what it was given in a slot."""
 
 
 class WorkerLink:
@@ -170,7 +137,12 @@ class WorkerLink:
     @property
     def has_room(self) -> bool:
         """Whether ``submit`` is possible now."""
-        return self.accepting and not self._full and self.slots.has_free
+        return self.accepting and self.has_place
+
+    @property
+    def has_place(self) -> bool:
+        """Whether there is room for one more sequence, if the worker takes any."""
+        return not self._full and self.slots.has_free
 
     def has_waiting(self, choice: Choice) -> bool:
         """Whether a choice that it was given waits there: every place in the worker's steps is taken."""

@@ -108,7 +108,8 @@ class Dispatcher:
                 if not view.has_room:
                     roomy.discard(view.number)
                     candidates = self._with_slots()
-                question = Question(entry, self._index.match(entry.names), reserved, now)
+                if entry.places:
+                    question = Question(entry, self._index.match(entry.names), reserved, now)
         for entry, missing in seen:
             if not entry.places or entry in done.hopeless:
                 self._queue.discard(entry)

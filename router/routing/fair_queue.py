@@ -85,6 +85,9 @@ class FairQueue:
 
     def in_order(self) -> Iterator[Waiting]:
         """All that wait, as their turns would come if each were served in turn. The queue must not change meanwhile."""
+        if self._size == 1:  # nobody to be compared with
+            yield from self._of_class(next(iter(self._classes)))
+            return
         of_account, of_user = self.counters.of_account, self.counters.of_user
         for priority in sorted(self._classes):
             accounts = self._classes[priority]
@@ -114,6 +117,8 @@ class FairQueue:
         """Virtual tokens by which its account is behind the one that was served most, of those in its class that wait,
         or its user behind another of the account, if that is more.
         """
+        if self._size == 1:
+            return 0.0
         accounts, users = self._classes[entry.priority], self._users(entry)
         return max(
             -_ahead(account_of(entry.tenant), accounts, self.counters.of_account, max),
@@ -122,10 +127,14 @@ class FairQueue:
 
     def lead(self, entry: Waiting) -> float:
         """Virtual tokens by which its account is ahead of the one that was served least of those in its class."""
+        if self._size == 1:
+            return 0.0
         return _ahead(account_of(entry.tenant), self._classes[entry.priority], self.counters.of_account, min)
 
     def lead_in_account(self, entry: Waiting) -> float:
         """Virtual tokens by which its user is ahead of the one of the account who was served least."""
+        if self._size == 1:
+            return 0.0
         return _ahead(entry.tenant, self._users(entry), self.counters.of_user, min)
 
     def _of_class(self, priority: int) -> Iterator[Waiting]:

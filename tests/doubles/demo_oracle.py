@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def load_model(path: Path) -> LlamaForCausalLM:
 
 
 class GreedyOracle:
-    """``generate`` of transformers, one prompt at a time. Remembers answers in a file, as they never change.
+    """``generate`` of transformers. Remembers answers in files, as they never change.
 
     Args:
         path: the demo model's GGUF file.
@@ -70,13 +71,27 @@ class GreedyOracle:
         tokenizer: the model's; its end of sequence ends a continuation, and is part of it.
     """
 
+    # Up to this length, prompts are generated from together: most of such a step is reading the weights.
+    _SHORT = 80
+
     def __init__(self, path: Path, cache: Path) -> None:
         self._path = path
         self.tokenizer = load_tokenizer(path)
         self._cache = cache
         self._model: LlamaForCausalLM | None = None
 
-    def __call__(self, prompt: list[int], max_tokens: int) -> Continuation:
+    def __call__(self, prompts: list[list[int]], max_tokens: int) -> list[Continuation]:
+        """Each prompt's greedy output."""
+        files = [self._file(prompt, max_tokens) for prompt in prompts]
+        unknown = [(prompt, file) for prompt, file in zip(prompts, files, strict=True) if not file.exists()]
+        short = [(prompt, file) for prompt, file in unknown if len(prompt) <= self._SHORT]
+        for batch in [short, *([entry] for entry in unknown if entry not in short)]:
+            answers = self._generate([prompt for prompt, _ in batch], max_tokens) if batch else []
+            for (_, file), answer in zip(batch, answers, strict=True):
+                self._remember(file, answer)
+        return [Continuation(*json.loads(file.read_text())) for file in files]
+
+    def _file(self, prompt: list[int], max_tokens: int) -> Path:
         key = json.dumps(
             [
                 self._path.name,
@@ -88,26 +103,36 @@ class GreedyOracle:
                 transformers.__version__,
             ]
         )
-        file = self._cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-        if not file.exists():
-            self._cache.mkdir(parents=True, exist_ok=True)
-            answer = self._generate(prompt, max_tokens)
-            file.write_text(json.dumps([answer.tokens, answer.margins]))
-        return Continuation(*json.loads(file.read_text()))
+        return self._cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+    def _remember(self, file: Path, answer: Continuation) -> None:
+        """At once, for whoever else reads the folder."""
+        self._cache.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps([answer.tokens, answer.margins]))
+        unfinished.replace(file)
 
     @torch.inference_mode()
-    def _generate(self, prompt: list[int], max_tokens: int) -> Continuation:
+    def _generate(self, prompts: list[list[int]], max_tokens: int) -> list[Continuation]:
         if self._model is None:
             self._model = load_model(self._path)
-        ids = torch.tensor([prompt])
+        end = self.tokenizer.eos_token_id
+        longest = max(map(len, prompts))
+        pads = [longest - len(prompt) for prompt in prompts]
         out = self._model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+            torch.tensor([[end] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)]),
+            attention_mask=torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads]),
             do_sample=False,
             max_new_tokens=max_tokens,
-            eos_token_id=self.tokenizer.eos_token_id,
+            eos_token_id=end,
             output_logits=True,
             return_dict_in_generate=True,
         )
-        best = torch.cat(out.logits).topk(2).values
-        return Continuation(out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
+        best = torch.stack(out.logits, dim=1).topk(2).values
+        answers = []
+        for tokens, margins in zip(
+            out.sequences[:, longest:].tolist(), (best[..., 0] - best[..., 1]).tolist(), strict=True
+        ):
+            length = tokens.index(end) + 1 if end in tokens else len(tokens)
+            answers.append(Continuation(tokens[:length], margins[:length]))
+        return answers

@@ -82,7 +82,7 @@ def prompts(greedy_oracle):
 
 @pytest.fixture(scope="module")
 def oracle(greedy_oracle, prompts):
-    return greedy_oracle.tokenizer.eos_token_id, [greedy_oracle(prompt, OUTPUT_TOKENS) for prompt in prompts]
+    return greedy_oracle.tokenizer.eos_token_id, greedy_oracle(prompts, OUTPUT_TOKENS)
 
 
 def engine_for(demo_model, **settings) -> Engine:

@@ -88,10 +88,10 @@ def test_greedy_ids_are_those_of_transformers(llm, greedy_oracle):
     texts = ["The capital of France is", COUNTING]
     ids = [*(tokenizer(text)["input_ids"] for text in texts), chat]
     outputs = llm.generate(texts, GREEDY, use_tqdm=False) + llm.chat(question, GREEDY, use_tqdm=False)
-    for output, prompt in zip(outputs, ids, strict=True):
+    for output, prompt, expected in zip(outputs, ids, greedy_oracle(ids, 20), strict=True):
         [completion] = output.outputs
         assert output.prompt_token_ids == prompt
-        assert completion.token_ids == greedy_oracle(prompt, 20).tokens
+        assert completion.token_ids == expected.tokens
         assert completion.text == tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         ended = completion.token_ids[-1] == tokenizer.eos_token_id
         assert completion.finish_reason == ("stop" if ended else "length")

@@ -1,7 +1,6 @@
 """The bounds on the queue: who is refused, who gives way, and when clients are told to come back."""
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -24,7 +23,7 @@ class PlainBytes:
 
 
 def params(n: int, **changes) -> GenerateParams:
-    return dataclasses.replace(check_generate(inference_pb2.GenerateRequest(n=n), frozenset({0}), 256), **changes)
+    return check_generate(inference_pb2.GenerateRequest(n=n), frozenset({0}), 256)._replace(**changes)
 
 
 def request(n: int = 1, prompt: int = 10, **changes) -> Request:

@@ -1,7 +1,5 @@
 """The record of what runs where: slots and choices under any order of events."""
 
-import dataclasses
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,7 +24,7 @@ class PlainBytes:
 
 def params(n: int, **changes) -> GenerateParams:
     wire = inference_pb2.GenerateRequest(n=n, output=inference_pb2.OutputOptions(token_ids=True))
-    return dataclasses.replace(check_generate(wire, frozenset({0}), 256), **changes)
+    return check_generate(wire, frozenset({0}), 256)._replace(**changes)
 
 
 def request(n: int = 1, prompt: int = 2, **changes) -> Request:
