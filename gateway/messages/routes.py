@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -36,7 +37,7 @@ async def messages(body: MessagesBody, request: Request, upstream: FromUpstream)
     id_ = f"msg_{uuid.uuid4().hex}"
     with _naming():
         prepared = await prepare_chat(chat_body(body), id_, request, upstream)
-        prepared = replace(prepared, ignored=[*prepared.ignored, *ignored(body)], name_of=name_of)
+        prepared = replace(prepared, ignored=[*prepared.ignored, *ignored(body)], name_of=partial(name_of, body=body))
         return await answer(prepared, MessageForm(id_, body.model), request, upstream)
 
 

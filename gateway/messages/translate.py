@@ -57,7 +57,7 @@ def chat_body(body: MessagesBody) -> ChatBody:
     if config.format is not None:
         fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": config.format.schema_}}
     fields["reasoning_effort"] = "xhigh" if config.effort == "max" else config.effort
-    if body.thinking is not None and body.thinking.type == "disabled":
+    if _thinks_not(body):
         fields["reasoning_effort"] = "none"
     return validated(ChatBody, {name: value for name, value in fields.items() if value is not None})
 
@@ -67,9 +67,15 @@ def tokenize_body(body: CountTokensBody) -> TokenizeBody:
     return validated(TokenizeBody, _conversation(body))
 
 
-def name_of(field: str) -> str:
-    """The client's name of a field of chat."""
+def name_of(field: str, body: MessagesBody | None = None) -> str:
+    """The client's name of a field of chat: of two that come to the same, that which ``body`` has."""
+    if field == "reasoning_effort" and body is not None and _thinks_not(body):
+        return "thinking"
     return _NAMES.get(field, field)
+
+
+def _thinks_not(body: MessagesBody) -> bool:
+    return body.thinking is not None and body.thinking.type == "disabled"
 
 
 def ignored(body: MessagesBody) -> Iterator[str]:

@@ -160,6 +160,12 @@ def test_thinking_can_be_turned_off(stack, fake):
     assert json.loads(fake.requests[0].chat.template_kwargs) == {"enable_thinking": False}
 
 
+def test_thinking_that_no_template_turns_off_is_named_as_ignored(stack, fake):
+    response = post(stack, thinking={"type": "disabled"})
+    assert response.headers["x-quire-ignored-fields"] == "thinking"
+    assert post(stack, output_config={"effort": "low"}).headers["x-quire-ignored-fields"] == "output_config.effort"
+
+
 def test_a_schema_is_a_grammar(stack, fake):
     fake.words = ['"red"']
     schema = {"enum": ["red"]}
