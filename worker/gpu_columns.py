@@ -1,6 +1,7 @@
 """A step as arrays of integers on the host: how they are packed, and sent to a GPU as one."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -47,6 +48,7 @@ class MixedSize:
     divided: int
     prefixes: int
 
+    @cached_property
     def places(self) -> list[tuple[int, int]]:
         """Where each column is in the packed step, and its length. Each begins at a multiple of 16 bytes."""
         lengths = [self.tokens] * 3 + [self.sequences] * 2 + [self.sequences + 1] * 2 + [4 * self.tiles]
@@ -58,7 +60,7 @@ class MixedSize:
     @property
     def integers(self) -> int:
         """Of the packed step."""
-        start, length = self.places()[-1]
+        start, length = self.places[-1]
         return start + length
 
 

@@ -129,7 +129,7 @@ class GpuInputBuilder:
             decoding[: step.num_decodes] = step.contexts[: step.num_decodes]
             columns += [(column, 0) for column in self._prefix_columns(groups, decoding)]
         packed = np.empty(size.integers, np.int32)
-        for (start, length), (column, filling) in zip(size.places(), columns, strict=True):
+        for (start, length), (column, filling) in zip(size.places, columns, strict=True):
             packed[start : start + len(column)] = column
             packed[start + len(column) : start + length] = filling
         return packed, sent[2].long(), sent[3].long()
@@ -140,7 +140,7 @@ class GpuInputBuilder:
         Args:
             packed: [size.integers] int32, on the GPU.
         """
-        columns = [packed[start : start + length] for start, length in size.places()]
+        columns = [packed[start : start + length] for start, length in size.places]
         ids, token_rows, position, rows, contexts, starts, decode_tiles, prefill, *prefixes = columns
         token_ids, positions, slots, _ = token_columns(
             ids, token_rows, position, self.last_tokens, self._tables, self.block_size

@@ -18,7 +18,8 @@ class GraphSizes:
 
     Attributes:
         mixed: tokens of steps with prompts.
-        prefixes, decode: sequences of steps without, with shared prefixes and without.
+        prefixes: sequences of steps without prompts, some of which share a prefix.
+        decode: sequences of all other steps without prompts.
     """
 
     mixed: list[int]

@@ -151,6 +151,6 @@ def test_a_captured_step_has_room_for_all_that_fits(max_num_batched_tokens: int,
     for size in map(inputs.mixed_size, sizes):
         assert size.sequences == min(size.tokens, max_num_seqs)
         assert size.tiles >= size.divided
-        starts, lengths = zip(*size.places(), strict=True)
+        starts, lengths = zip(*size.places, strict=True)
         assert all(start % 4 == 0 for start in starts)
         assert all(start + length <= after for start, length, after in zip(starts, lengths, starts[1:], strict=False))
