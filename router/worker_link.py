@@ -50,6 +50,8 @@ Call = StreamStreamCall[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
 
 # What gRPC says of a connection that is gone. All else is the worker's own answer.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# What grpc.aio says, as INTERNAL, when the connection broke while a message was written to it.
+_BROKEN_WRITE = "Internal error from Core"
 _GIVEN_UP = (sampling_pb2.FINISH_REASON_CANCELLED, sampling_pb2.FINISH_REASON_ERROR)
 
 
@@ -204,7 +206,7 @@ class WorkerLink:
     async def _read_hello(self, call: Call) -> worker_pb2.Hello:
         try:
             async with asyncio.timeout(self._timeout):
-                message = await _next(call)
+                message = await next_message(call)
         except TimeoutError:
             raise LinkLost(f"no Hello within {self._timeout:g} s") from None
         if message.WhichOneof("message") != "hello":
@@ -340,7 +342,7 @@ class WorkerLink:
 
     async def _read(self, call: Call) -> None:
         while True:
-            message = await _next(call)
+            message = await next_message(call)
             try:
                 self._obey(message)
             except OutOfStep as error:
@@ -456,13 +458,14 @@ class WorkerLink:
             self._listener.capacity_changed()
 
 
-async def _next(call: Call) -> worker_pb2.WorkerMessage:
+async def next_message(call: Call) -> worker_pb2.WorkerMessage:
     """The next message of a stream. Raises LinkLost at its end."""
     try:
         message: Any = await call.read()
     except grpc.aio.AioRpcError as error:
         loading = LOADING[0] in tuple(error.trailing_metadata() or ())
-        loss = Loss.BROKEN if error.code() in _BROKEN else Loss.FAILED
+        broken = error.code() in _BROKEN or error.details() == _BROKEN_WRITE
+        loss = Loss.BROKEN if broken else Loss.FAILED
         raise LinkLost(f"{error.code().name}: {error.details()}", loss, loading=loading) from None
     if message is grpc.aio.EOF:
         raise LinkLost("it closed the stream")

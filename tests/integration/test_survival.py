@@ -9,6 +9,8 @@ import pytest
 from protos import inference_pb2, sampling_pb2, worker_pb2
 from router.circuit_breaker import MAX_LOSSES
 from router.recovery import UNSEEN_TOKENS
+from router.worker_link import LinkLost, next_message
+from router.worker_loss import Loss
 from tests.doubles.processes import free_port
 from tests.integration.fake_worker import LENGTH, FakeWorker, count_up, step_batch
 from tests.integration.router_stack import NOT_SERVING, SERVING, Answer, failure, running_router
@@ -285,6 +287,25 @@ async def test_other_workers_requests_are_unhurt(demo_tokenizer):
         b.gate.set()
         assert [(await call).ids() for call in calls] == [expected(demo_tokenizer, 5)] * 2
         assert [submit.num_emitted for submit in b.submits] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "loss"),
+    [
+        (UNAVAILABLE, "Socket closed", Loss.BROKEN),
+        # grpc.aio's own words for a connection that broke under a write.
+        (INTERNAL, "Internal error from Core", Loss.BROKEN),
+        (INTERNAL, "out of memory", Loss.FAILED),
+    ],
+)
+async def test_a_broken_connection_is_told_from_a_workers_answer(code, details, loss):
+    class Ended:
+        async def read(self):
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+    with pytest.raises(LinkLost) as lost:
+        await next_message(Ended())
+    assert lost.value.loss is loss
 
 
 @pytest.mark.parametrize("index", [0, UNSEEN_TOKENS, 30])
