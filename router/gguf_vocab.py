@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Core
 
+from protos.gguf_reader import FastGGUFReader
 from router.config import ConfigError
 from router.tokenizer import TokenizerFiles
 
@@ -92,7 +92,7 @@ def read_gguf(path: Path) -> TokenizerFiles:
 def _read_fields(path: Path) -> dict[str, Any]:
     """The file's tokenizer fields, without their common prefixes."""
     try:
-        fields = GGUFReader(str(path)).fields
+        fields = FastGGUFReader(path).fields
     except (OSError, ValueError, LookupError) as error:
         raise ConfigError(f"cannot read {path} as a GGUF file: {error}") from error
     prefixes = ("tokenizer.ggml.", "tokenizer.")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gguf.quants import dequantize
 
+from protos.gguf_reader import FastGGUFReader
 from worker.loader.checkpoint import CheckpointError, Entry
 from worker.model_config import ModelConfig, RopeConfig, UnsupportedModel
 from worker.vocabulary import Vocabulary, gguf_vocabulary
@@ -44,7 +45,7 @@ class GGUFFile:
         self.name = path.stem
         self._path = path
         try:
-            self._reader = gguf.GGUFReader(path)
+            self._reader = FastGGUFReader(path)
         except (OSError, ValueError, IndexError, KeyError) as error:
             raise CheckpointError(f"{path} is no readable GGUF file: {error}") from error
         self.config = self._read_config()
