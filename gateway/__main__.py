@@ -22,6 +22,7 @@ from gateway.listener import listen
 from gateway.processes import run_processes
 from protos.logs import log_to_stderr
 from protos.tls import ServerTls
+from protos.tracing import TracingError, tracing_to
 
 logger = logging.getLogger("gateway")
 
@@ -55,7 +56,7 @@ def run_owned(argv: Sequence[str], listener: socket.socket) -> int:
 
 
 def _log(config: GatewayConfig) -> None:
-    log_to_stderr(config.log_level, "gateway")
+    log_to_stderr(config.log_level, "gateway", config.log_format)
     # uvicorn's own notes on starting and stopping say nothing that ours do not.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
@@ -63,9 +64,15 @@ def _log(config: GatewayConfig) -> None:
 async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket, owner: int | None = None) -> int:
     """Serves on a bound socket until SIGTERM or SIGINT, and closes it.
 
-    Running requests get ``shutdown_timeout`` seconds; then their clients get an error. Returns 0. ``owner`` is a
-    descriptor at whose end the process ends at once.
+    Running requests get ``shutdown_timeout`` seconds; then their clients get an error. Returns 0, or 1 when traces are
+    asked for and cannot be made. ``owner`` is a descriptor at whose end the process ends at once.
     """
+    try:
+        dropped = app.state.metrics.spans_dropped
+        app.state.tracing = tracing_to(config.otlp_traces_endpoint, "quire-gateway", dropped.inc)
+    except TracingError as error:
+        logger.error("%s", error)
+        return 1
     server = _Server(
         uvicorn.Config(
             app,
@@ -91,6 +98,7 @@ async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket, ow
     host, port = listener.getsockname()[:2]
     logger.info("listening on %s:%d, router %s", host, port, config.router)
     await server.serve(sockets=[listener])
+    await app.state.tracing.close()
     logger.info("stopped")
     return 0
 

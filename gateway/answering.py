@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import genai_attributes
 from gateway.access.guard import key_use_of
 from gateway.caller import name_caller
 from gateway.dependencies import config_of
@@ -23,6 +24,7 @@ from gateway.schema import ChatBody, ignored_fields
 from gateway.stream import EventStream, EventWriter, stopped_with_client
 from gateway.translate import param_names
 from gateway.upstream import Upstream
+from protos.tracing import Span
 
 _IGNORED_HEADER = "x-quire-ignored-fields"
 # Names come from the client, and a header is no place for everything.
@@ -90,12 +92,17 @@ async def answer(prepared: Prepared, form: Form, request: Request, upstream: Ups
             call.output.token_ids = True
     name_caller(prepared.requests, request.headers, body, None if key_use is None else key_use.key)
     request.state.generation_id = prepared.id
+    span: Span = request.state.span
+    if span.recording:
+        span.rename(f"{genai_attributes.operation(body)} {prepared.requests[0].model}")
+        span.set(genai_attributes.of_request(body, prepared.requests))
     generation = upstream.generate(
         prepared.requests,
         param_names(body),
         streamed=bool(body.stream),
         reasoning=plan.reasoning_tokens,
         key_use=key_use,
+        span=span,
     )
     try:
         async with stopped_with_client(request.receive, generation):

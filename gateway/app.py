@@ -26,10 +26,12 @@ from gateway.output_policy.pattern import PatternError
 from gateway.replies import ChatCompletionChunk, CompletionChunk
 from gateway.responses import routes as responses
 from gateway.upstream import Upstream
+from protos.tracing import Tracing
 
 
 def create_app(config: GatewayConfig) -> FastAPI:
-    """The ASGI app. ``app.state.upstream`` is there while the lifespan runs.
+    """The ASGI app. ``app.state.upstream`` is there while the lifespan runs; ``app.state.tracing`` may be replaced
+    before.
 
     Raises:
         ConfigError: a key's output policy has a pattern that cannot be used.
@@ -46,6 +48,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
 
     app = _App(title="Quire", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.metrics = Metrics()
+    app.state.tracing = Tracing()
     app.state.config = config
     app.state.limits = config.limits
     app.include_router(routes.router)

@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 
 from gateway.request_limits import RequestLimits, add_limit_arguments
 from protos.api_keys import ApiKey, KeyFileError, add_key_arguments, keys_from_args, own_key
+from protos.logs import add_log_arguments
 from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
+from protos.tracing import add_tracing_argument
 
 PROG = "quire gateway"
 TOOL_CALL_PARSERS = ("hermes", "json", "llama3_json", "mistral")
@@ -32,6 +34,8 @@ class GatewayConfig:
     limits: RequestLimits = field(default_factory=RequestLimits)
     shutdown_timeout: float = 30.0
     log_level: str = "info"
+    log_format: str = "text"
+    otlp_traces_endpoint: str | None = None
     allowed_origins: tuple[str, ...] = ()
     tool_call_parser: str = "auto"
     reasoning_parser: str | None = None
@@ -118,10 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",
         help="seconds that running requests get after SIGTERM (default %(default)s)",
     )  # fmt: skip
-    group.add_argument(
-        "--log-level", default=default.log_level, choices=("debug", "info", "warning", "error"),
-        help="least severe messages that are logged (default %(default)s)",
-    )  # fmt: skip
+    add_log_arguments(group)
+    add_tracing_argument(group)
     add_server_arguments(parser, names=False)
     add_client_arguments(parser, "router")
 

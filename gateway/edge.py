@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.error_replies import error_reply
 from gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGone, internal
 from gateway.metrics import Metrics
+from protos.tracing import NO_SPAN, Span, Tracing, carrier_of
 
 logger = logging.getLogger("gateway")
 
@@ -35,6 +36,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        span = scope.setdefault("state", {})["span"] = _span_of(scope)
         began = time.perf_counter()
         status = 0
 
@@ -65,19 +67,44 @@ class Edge:
             if status == 0:
                 await error_reply(scope, error)(scope, receive, send_tagged)
         finally:
-            self._record(scope, request_id, status, time.perf_counter() - began)
+            self._record(scope, request_id, status, time.perf_counter() - began, span)
 
-    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, request_id: str, status: int, seconds: float, span: Span) -> None:
         # The route's pattern, since paths are the clients' to invent.
         route = getattr(scope.get("route"), "path", "unmatched")
         self._metrics.http_requests.labels(route, str(status)).inc()
         level = logging.DEBUG if route in _QUIET else logging.INFO
         if logger.isEnabledFor(level):
-            generation = scope.get("state", {}).get("generation_id", "-")
+            generation = scope["state"].get("generation_id", "-")
             logger.log(
-                level, "%s %s %d %.3fs request=%s generation=%s",
+                level, "%s %s %d %.3fs request=%s generation=%s%s",
                 scope["method"], route, status, seconds, request_id, generation,
+                f" trace={span.trace_id}" if span.trace_id else "", extra={"trace_id": span.trace_id},
             )  # fmt: skip
+        if span.recording:
+            if "generation_id" not in scope["state"]:
+                span.rename(f"{scope['method']} {route}")
+            span.set(
+                {
+                    "http.request.method": scope["method"],
+                    "http.route": route,
+                    "http.response.status_code": status,
+                    "quire.request_id": request_id,
+                }
+            )
+            # What a client got wrong is no failure of the server.
+            if status >= CLIENT_CLOSED_REQUEST:
+                span.fail(str(status))
+        span.end()
+
+
+def _span_of(scope: Scope) -> Span:
+    """A new span, below the client's if it names one."""
+    tracing: Tracing = scope["app"].state.tracing
+    if not tracing.enabled or scope["path"] in _QUIET:
+        return NO_SPAN
+    named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    return tracing.start(scope["method"], carrier_of(named))
 
 
 def _headers_too_long(most: int) -> ApiError:

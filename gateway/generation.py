@@ -14,11 +14,13 @@ from functools import partial
 import grpc
 
 from gateway.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, ApiError, ClientGone, ParamOf, from_rpc, internal
+from gateway.genai_attributes import of_response
 from gateway.logprobs import TokenLogprob, tokens_of
 from gateway.metrics import Metrics
 from gateway.reasoning import ReasoningTokens
 from gateway.replies import FinishReason
 from protos import inference_pb2, inference_pb2_grpc, sampling_pb2
+from protos.tracing import NO_SPAN, Span
 
 logger = logging.getLogger("gateway")
 
@@ -86,6 +88,7 @@ class Generation:
         reasoning: Callable[[], ReasoningTokens] | None = None,
         on_close: Callable[["Generation"], None],
         on_tokens: Callable[[int], None] | None = None,
+        span: Span = NO_SPAN,
     ) -> None:
         """Begins the calls. Needs a running loop.
 
@@ -101,6 +104,7 @@ class Generation:
             on_close: is called once, at the end.
             on_tokens: is told how many tokens were used, in parts: each prompt's, and each choice's at its end. Of a
                 choice that does not come to its end, as many as have come; where ids are not asked for, a piece is one.
+            span: of the HTTP request, in traces.
         """
         self.id = requests[0].request_id
         self._n = requests[0].n or 1
@@ -109,6 +113,11 @@ class Generation:
         # Headers that tell how the first prompt came to its worker.
         self.route: dict[str, str] = {}
         self.completion_tokens = 0
+        # Of the choices that have ended.
+        self.finish_reasons: dict[int, FinishReason] = {}
+        # Seconds until the first text of a stream.
+        self.first_text_s: float | None = None
+        self._span = span
         self._cached_tokens: dict[int, int] = {}
         self._arrival = time.perf_counter()
         self._param_of = param_of
@@ -124,7 +133,9 @@ class Generation:
         self._closed = False
         self._stopped_by: ApiError | ClientGone | None = None
         self._pumps: list[asyncio.Task[None]] = []
-        self._calls = [stub.Generate(request, timeout=timeout, metadata=metadata) for request in requests]
+        self._calls = [
+            stub.Generate(request, timeout=timeout, metadata=[*metadata, *span.carrier]) for request in requests
+        ]
         self._streams: list[_Stream] = [_events_of(call) for call in self._calls]
         metrics.num_requests_running.inc()
 
@@ -184,7 +195,9 @@ class Generation:
                 continue
             self._unfinished.discard(index)
             self._tokens_sent.pop(index, None)
-            yield Piece(index, ending=self._end(prompt, event.finished))
+            ending = self._end(prompt, event.finished)
+            self.finish_reasons[index] = ending.reason
+            yield Piece(index, ending=ending)
         self.route.update(_route_headers(await self._calls[0].trailing_metadata()))
         if self._unfinished:
             raise internal(f"the router ended its stream with {len(self._unfinished)} choices unfinished")
@@ -199,6 +212,7 @@ class Generation:
         if index not in self._unfinished:
             return
         self._unfinished.discard(index)
+        self.finish_reasons[index] = reason
         tokens = self._tokens_sent.pop(index, 0)
         self.completion_tokens += tokens
         self._metrics.generation_tokens.inc(tokens)
@@ -227,6 +241,8 @@ class Generation:
         for call in self._calls:
             call.cancel()
         self._metrics.num_requests_running.dec()
+        if self._span.recording:
+            self._span.set(of_response(self))
         if self._on_tokens is not None:
             self._on_tokens(sum(self._tokens_sent.values()))
         self._on_close(self)
@@ -272,7 +288,9 @@ class Generation:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, partial(self._param_in, prompt)) from None
+            failure = from_rpc(error, partial(self._param_in, prompt))
+            self._span.fail(failure.code or failure.type)
+            raise failure from None
         except asyncio.CancelledError:
             # gRPC raises the same for a cancelled call as asyncio does for a cancelled task.
             if self._stopped_by is None:
@@ -295,7 +313,8 @@ class Generation:
     def _observe_piece(self, index: int, last_time: dict[int, float]) -> None:
         now = time.perf_counter()
         if not last_time:
-            self._metrics.time_to_first_token.observe(now - self._arrival)
+            self.first_text_s = now - self._arrival
+            self._metrics.time_to_first_token.observe(self.first_text_s)
         if index in last_time:
             self._metrics.inter_token_latency.observe(now - last_time[index])
         last_time[index] = now

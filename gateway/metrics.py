@@ -62,6 +62,10 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.spans_dropped = Counter(
+            "quire_trace_spans_dropped_total", "Spans of traces that could not be sent.", registry=self.registry
+        )
+
     def num_running(self) -> int:
         """Requests that wait for the router or run."""
         return int(self._summed().get_sample_value("quire_num_requests_running") or 0)

@@ -20,6 +20,7 @@ from protos import inference_pb2, inference_pb2_grpc
 from protos.api_keys import key_metadata
 from protos.channel import INFERENCE_CHANNEL_OPTIONS, open_channel
 from protos.tls import explain_failure
+from protos.tracing import NO_SPAN, Span
 
 logger = logging.getLogger("gateway")
 
@@ -56,6 +57,7 @@ class Upstream:
         streamed: bool,
         reasoning: Callable[[], ReasoningTokens] | None = None,
         key_use: KeyUse | None = None,
+        span: Span = NO_SPAN,
     ) -> Generation:
         """Begins the calls of one request; the caller closes the result.
 
@@ -65,6 +67,7 @@ class Upstream:
             streamed: the client is sent the text as it comes.
             reasoning: makes what counts the tokens of a choice's reasoning.
             key_use: is charged for it.
+            span: of the HTTP request, in traces.
 
         Raises:
             ApiError (503): this process is draining.
@@ -86,6 +89,7 @@ class Upstream:
                 reasoning=reasoning,
                 on_close=partial(self._ended, key_use),
                 on_tokens=None if key_use is None else lambda count: key_use.charge(time.monotonic(), count),
+                span=span,
             )
         except BaseException:
             if key_use is not None:

@@ -37,7 +37,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("slot", "generation", "request_id", "prompt_token_ids", "num_emitted", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "time_left_ms", "min_tokens", "bad_words", "logprobs", "prompt_logprobs", "skip_reading_prefix_cache", "priority")
+    __slots__ = ("slot", "generation", "request_id", "prompt_token_ids", "num_emitted", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "time_left_ms", "min_tokens", "bad_words", "logprobs", "prompt_logprobs", "skip_reading_prefix_cache", "priority", "traceparent")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class Submit(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SKIP_READING_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     generation: int
     request_id: str
@@ -70,7 +71,8 @@ class Submit(_message.Message):
     prompt_logprobs: int
     skip_reading_prefix_cache: bool
     priority: int
-    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., num_emitted: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., skip_reading_prefix_cache: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., num_emitted: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., time_left_ms: _Optional[int] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., skip_reading_prefix_cache: _Optional[bool] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)

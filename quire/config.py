@@ -14,6 +14,7 @@ import gateway.config
 import router.config
 import worker.config
 from protos.api_keys import keys_from_args
+from protos.logs import add_log_arguments
 from protos.tls import ClientTls, ServerTls
 from quire.models import DEMO_MODEL
 
@@ -32,7 +33,7 @@ _REFUSED = {
     },
 }
 # What is not passed on as it was given, by its name in the parsed namespace.
-_OWN = {"model", "served_model_name", "host", "port", "shutdown_timeout", "log_level"}.union(
+_OWN = {"model", "served_model_name", "host", "port", "shutdown_timeout", "log_level", "log_format"}.union(
     flag.removeprefix("--").replace("-", "_") for flag in _REFUSED
 )
 
@@ -58,6 +59,7 @@ class ServeConfig:
     startup_timeout: float
     shutdown_timeout: float
     log_level: str
+    log_format: str
     device: str
     tensor_parallel_size: int
     # Whether clients need a key.
@@ -103,6 +105,7 @@ class ServeConfig:
             startup_timeout=args.startup_timeout,
             shutdown_timeout=args.shutdown_timeout,
             log_level=args.log_level,
+            log_format=args.log_format,
             device=args.device,
             tensor_parallel_size=args.tensor_parallel_size,
             keys_needed=bool(keys),
@@ -170,9 +173,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--shutdown-timeout", type=float, default=30.0, metavar="S",
         help="seconds that running requests get after Ctrl-C or SIGTERM (default %(default)s)",
     )  # fmt: skip
-    group.add_argument(
-        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default %(default)s"
-    )
+    add_log_arguments(group)
     for flag, instead in _REFUSED.items():
         group.add_argument(flag, action=_Refuse, instead=instead)
     return parser

@@ -64,7 +64,10 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
         wishes.append(PortWish("--worker-port", _WORKER_HOST, config.worker_port and config.worker_port + index))
     port, grpc_port, *worker_ports = choose_ports(wishes)
 
-    everyone = ("--log-level", config.log_level, "--shutdown-timeout", str(config.shutdown_timeout))
+    everyone = (
+        *("--log-level", config.log_level, "--log-format", config.log_format),
+        *("--shutdown-timeout", str(config.shutdown_timeout)),
+    )
     environment = child_environment(environ)
     keyed = environment
     if config.keys_needed and not environment.get(OWN_KEY_VARIABLE):

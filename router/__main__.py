@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from protos import inference_pb2, inference_pb2_grpc, registry_pb2_grpc
 from protos.channel import add_port, make_server
 from protos.logs import log_to_stderr
+from protos.tracing import Tracing, TracingError, tracing_to
 from router.access import KeyCheck
 from router.admission import WaitingQueue
 from router.config import PROG, ConfigError, RouterConfig, parse_args
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{PROG}: {error}\n")
         return 1
-    log_to_stderr(config.log_level, "router")
+    log_to_stderr(config.log_level, "router", config.log_format)
     return uvloop.run(serve(config))
 
 
@@ -78,7 +79,13 @@ async def serve(config: RouterConfig) -> int:
     tokenizer = await _load(config, stop)
     if tokenizer is None:
         return 1
-    router = Router(config, tokenizer, server)
+    events = RouterEvents()
+    try:
+        tracing = tracing_to(config.otlp_traces_endpoint, "quire-router", events.spans_dropped.inc)
+    except TracingError as error:
+        logger.error("%s", error)
+        return 1
+    router = Router(config, tokenizer, server, events, tracing)
     stop_metrics = None
     if config.metrics_port is not None:
         try:
@@ -91,6 +98,7 @@ async def serve(config: RouterConfig) -> int:
     await stop.wait()
     logger.info("shutting down")
     await router.stop(config.shutdown_timeout)
+    await tracing.close()
     if stop_metrics is not None:
         stop_metrics()
     return 0
@@ -106,11 +114,23 @@ def make_front(config: RouterConfig) -> grpc.aio.Server:
 class Router:
     """The parts of one router, put together around a gRPC server that is not started yet.
 
+    Args:
+        events: are counted.
+        tracing: records requests.
+
     Attributes:
         collector: what it measures.
     """
 
-    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, server: grpc.aio.Server) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        tokenizer: Tokenizer,
+        server: grpc.aio.Server,
+        events: RouterEvents | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        events = events or RouterEvents()
         self._server = server
         self._readiness = asyncio.Event()
         self._fleet = Fleet(tokenizer.model_vocab_size, config.worker_timeout, config.worker_tls)
@@ -118,7 +138,6 @@ class Router:
         index, counters = PrefixIndex(), TenantCounters()
         order = FairQueue(counters)
         dispatcher = Dispatcher(index, order, POLICIES[config.policy]())
-        events = RouterEvents()
         view = FleetView(index, dispatcher, counters, events)
         queue = WaitingQueue(order, dispatcher, config.max_num_queued_reqs, config.max_num_queued_tokens)
         reporter = LoadReporter(self._fleet, view, queue)
@@ -132,7 +151,7 @@ class Router:
         self._encoder = PromptEncoder(tokenizer, queue, config.tokenizer_threads)
         self._inference = InferenceServicer(
             config.model_names, tokenizer, self._encoder, self._fleet, self._scheduler, self._recovery,
-            reporter, self.collector, events, config.max_unsent_bytes,
+            reporter, self.collector, events, config.max_unsent_bytes, tracing or Tracing(),
         )  # fmt: skip
         self._health = health_aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)

@@ -16,7 +16,9 @@ from protos.api_keys import (
     keys_from_args,
     own_key,
 )  # fmt: skip
+from protos.logs import add_log_arguments
 from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
+from protos.tracing import add_tracing_argument
 
 PROG = "quire router"
 DNS_SCHEME = "dns:///"
@@ -52,6 +54,8 @@ class RouterConfig:
     max_attempts: int = 3
     shutdown_timeout: float = 30.0
     log_level: str = "info"
+    log_format: str = "text"
+    otlp_traces_endpoint: str | None = None
     # Of --api-key, QUIRE_API_KEY and --api-keys-file together.
     api_keys: tuple[ApiKey, ...] = ()
     # SHA-256 of the processes' own key. With neither, nobody needs one.
@@ -226,10 +230,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shutdown-timeout", type=float, default=default.shutdown_timeout, metavar="S",
         help="seconds that running requests get after SIGTERM (default %(default)s)",
     )  # fmt: skip
-    group.add_argument(
-        "--log-level", default=default.log_level, choices=("debug", "info", "warning", "error"),
-        help="least severe messages that are logged (default %(default)s)",
-    )  # fmt: skip
+    add_log_arguments(group)
+    add_tracing_argument(group)
     add_server_arguments(parser)
     add_client_arguments(parser, "worker")
 

@@ -21,6 +21,7 @@ class RouterEvents:
         quarantines: requests that are kept from workers, as some died of them.
         failures: Generate calls that ended with another status than OK, by ``reason``: ErrorInfo's, else the status.
         rests: how often a worker that lost its work again and again was given nothing for a while.
+        spans_dropped: parts of traces that their collector did not take.
         queue_time, time_to_first_token: seconds since the request came, of each sequence.
     """
 
@@ -46,6 +47,9 @@ class RouterEvents:
             "quire_router_breaker_openings", "How often a worker that loses its work was given a rest.",
             registry=registry,
         )  # fmt: skip
+        self.spans_dropped = Counter(
+            "quire_router_trace_spans_dropped", "Spans of traces that could not be sent.", registry=registry
+        )
         self.queue_time = Histogram(
             "quire_router_request_queue_time_seconds", "From a request's arrival to a worker, by sequence.",
             buckets=_SECONDS, registry=registry,

@@ -11,6 +11,7 @@ from router.constraints import Constraint
 from router.detokenizer import Detokenizer
 from router.errors import DeadlineExceeded, InternalError, InvalidArgument, RequestError, Unavailable
 from router.recovery import Attempts
+from router.request_trace import RequestTrace
 from router.route import Route
 from router.stop_strings import compile_stops
 from router.token_bytes import TokenBytes
@@ -348,12 +349,19 @@ class Request:
         params: what was asked.
         deadline: in the loop's time; None: never.
         max_unsent_bytes: of each choice, about; when a stream's client is further behind, the choice is paused.
+        trace: is told what becomes of it.
     """
 
     def __init__(
-        self, request_id: str, params: GenerateParams, deadline: float | None, max_unsent_bytes: int = sys.maxsize
+        self,
+        request_id: str,
+        params: GenerateParams,
+        deadline: float | None,
+        max_unsent_bytes: int = sys.maxsize,
+        trace: RequestTrace | None = None,
     ) -> None:
         self.id = request_id
+        self.trace = trace or RequestTrace()
         self.params = params
         self.deadline = deadline
         self.max_unsent_bytes = max_unsent_bytes

@@ -1,6 +1,7 @@
 """Takes requests, has them wait in the queue, and hands them to workers when the dispatcher has decided."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from protos import inference_pb2, worker_pb2
@@ -63,6 +64,8 @@ class Scheduler:
         now = asyncio.get_running_loop().time()
         self._view.refresh()
         self._queue.add(request, self._view.block_size, now)
+        for choice in request.choices:
+            request.trace.waits(choice)
         self._begin_patience(request)
         self._dispatch(now)
 
@@ -116,6 +119,7 @@ class Scheduler:
         request = choice.request
         if not request.ended:
             self._queue.put_back(choice, self._view.block_size, asyncio.get_running_loop().time())
+            request.trace.waits(choice)
             self._begin_patience(request)
 
     def joined(self, link: WorkerLink) -> None:
@@ -151,6 +155,7 @@ class Scheduler:
         if now - self._charged_at >= CHARGE_INTERVAL_S:
             self._charged_at = now
             self._view.charge_output()
+        began = time.monotonic()
         done = self._dispatcher.dispatch(now)
         for entry, view, placed in done.placed:
             choice = self._queue.take(entry)
@@ -163,6 +168,7 @@ class Scheduler:
             else:
                 self._events.queue_time.observe(placed.placed_at - placed.queued_at)
             link.submit(choice, now)
+            request.trace.bound(choice, placed, link.name, began)
             if request.route is None or not request.begun.is_set():
                 request.route = Route(link.name, placed)
             elif choice.index == 0:

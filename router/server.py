@@ -10,6 +10,7 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from protos import inference_pb2, inference_pb2_grpc
+from protos.tracing import NO_SPAN, Span, Tracing, carrier_of
 from router.access import hold_to_key, may_cancel
 from router.errors import (
     DeadlineExceeded,
@@ -28,6 +29,7 @@ from router.metrics import RouterCollector
 from router.prompt_encoder import PromptEncoder
 from router.recovery import Recovery
 from router.request import Request, pack_ids
+from router.request_trace import RequestTrace
 from router.scheduler import Scheduler
 from router.tokenizer import Tokenizer
 from router.validation import (
@@ -62,6 +64,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         reporter, collector: know who waits and what workers are busy with.
         events: are counted.
         max_unsent_bytes: of a stream, about; a client that is further behind has its stream paused.
+        tracing: records Generate calls.
     """
 
     def __init__(
@@ -76,7 +79,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         collector: RouterCollector,
         events: RouterEvents,
         max_unsent_bytes: int,
+        tracing: Tracing,
     ) -> None:
+        self._tracing = tracing
         self._names = names
         self._tokenizer = tokenizer
         self._fleet = fleet
@@ -109,14 +114,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     @answers_errors
     async def Generate(self, message: inference_pb2.GenerateRequest, context: Context) -> None:
         """One request, from its prompt to the last token."""
+        span = NO_SPAN
+        if self._tracing.enabled:
+            span = self._tracing.start("Generate", carrier_of(context.invocation_metadata() or ()))
+            span.set({"rpc.system": "grpc", "rpc.service": "quire.v1.Inference", "rpc.method": "Generate"})
         try:
-            await self._generate(message, context)
+            await self._generate(message, context, span)
         except Exception as error:
-            reason = error.reason or error.code.name if isinstance(error, RequestError) else "internal"
-            self._events.failures.labels(reason.lower()).inc()
+            self._events.failures.labels(_kind_of(error)).inc()
+            span.fail(_kind_of(error))
             raise
+        except asyncio.CancelledError:
+            span.fail("cancelled")
+            raise
+        finally:
+            span.end()
 
-    async def _generate(self, message: inference_pb2.GenerateRequest, context: Context) -> None:
+    async def _generate(self, message: inference_pb2.GenerateRequest, context: Context, span: Span) -> None:
         if self._draining:
             raise Unavailable("the router is shutting down; send the request again")
         self._check_model(message.model)
@@ -129,7 +143,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         loop = asyncio.get_running_loop()
         time_left = context.time_remaining()
         deadline = None if time_left is None else loop.time() + time_left
-        request = Request(request_id, params, deadline, self._max_unsent_bytes)
+        request = Request(request_id, params, deadline, self._max_unsent_bytes, RequestTrace(span))
         timer = None
         if deadline is not None:
             timer = loop.call_at(deadline, request.fail, DeadlineExceeded("the deadline passed"))
@@ -145,6 +159,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 request.bad_word_ids = await self._encoder.encode_words(params.bad_words)
             check_tokens_left(params, request.bad_word_ids)
             request.begin(token_ids, max_tokens, self._tokenizer.token_bytes)
+            request.trace.tokenized(request)
             self._recovery.check(request)
             self._scheduler.start(request)
             await self._answer(request, context)
@@ -153,6 +168,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 timer.cancel()
             self._scheduler.end(request)
             self._recovery.discard(request)
+            request.trace.ended(request, _kind_of(request.failure))
             del self._running[request_id]
             if not self._running:
                 self._idle.set()
@@ -288,6 +304,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if limits is None or not self._fleet.ready_count:
             raise Unavailable("no worker is ready to run the model; try again shortly")
         return limits
+
+
+def _kind_of(error: Exception | None) -> str:
+    """The kind of a failure, for metrics and traces; empty: none."""
+    if error is None:
+        return ""
+    return (error.reason or error.code.name if isinstance(error, RequestError) else "internal").lower()
 
 
 def in_messages(events: list[inference_pb2.GenerateEvent]) -> Iterator[list[inference_pb2.GenerateEvent]]:

@@ -35,6 +35,7 @@ def submission(choice: Choice) -> worker_pb2.Submit:
         cache_salt=params.cache_salt,
         skip_reading_prefix_cache=params.skip_reading_prefix_cache,
         priority=params.priority,
+        traceparent=request.trace.traceparent,
     )
     if params.logprobs is not None:
         submit.logprobs = params.logprobs

@@ -242,6 +242,7 @@ class WorkerLink:
         """The stream is gone; what ran through it goes on elsewhere, the oldest slots' choices first."""
         lost = list(self.slots.choices())
         waited = {choice for choice in lost if self.has_waiting(choice)}
+        name = self.name
         hello, self.hello = self.hello, None
         was_up = hello is not None
         self.slots = SlotTable(0)
@@ -261,11 +262,12 @@ class WorkerLink:
             self._note_loss(loss)
         noted = self._recovery.worker_lost(self.address, hello.epoch, loss)
         for choice in reversed(lost):  # each is put before those that were put back before it
-            self._give_back(choice, None if choice in waited else noted)
+            self._give_back(choice, None if choice in waited else noted, name)
         self._listener.capacity_changed()
 
-    def _give_back(self, choice: Choice, loss: WorkerLoss | None) -> None:
+    def _give_back(self, choice: Choice, loss: WorkerLoss | None, name: str) -> None:
         choice.link = None
+        choice.request.trace.lost(choice, name)
         self._recovery.lost(choice, loss, begun=choice.running)
 
     def _note_loss(self, loss: Loss) -> None:
@@ -404,7 +406,7 @@ class WorkerLink:
             self._note_loss(loss)
             noted = self._recovery.worker_lost(self.address, self.hello.epoch, loss)
             for choice in reversed(given_up):
-                self._give_back(choice, noted)
+                self._give_back(choice, noted, self.name)
         # A step that ends makes room, be it in the budget of the next one.
         self._full = False
         self._listener.capacity_changed()

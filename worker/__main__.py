@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from protos import worker_pb2, worker_pb2_grpc
 from protos.channel import add_port, make_server
 from protos.logs import log_to_stderr
+from protos.tracing import TracingError, tracing_to
 from worker.config import PROG, ConfigError, WorkerConfig, parse_args
 from worker.grammar import GrammarCompiler
 from worker.phases import StartPhases
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{PROG}: {error}\n")
         return 1
-    log_to_stderr(config.log_level, "worker")
+    log_to_stderr(config.log_level, "worker", config.log_format)
     return uvloop.run(serve(config))
 
 
@@ -72,7 +73,12 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
     except RuntimeError:
         logger.error("cannot listen on %s: the port is in use or the address is not this machine's", address)
         return 1
-    servicer = WorkerServicer(config.worker_id or f"{config.host}:{port}")
+    try:
+        tracing = tracing_to(config.otlp_traces_endpoint, "quire-worker")
+    except TracingError as error:
+        logger.error("%s", error)
+        return 1
+    servicer = WorkerServicer(config.worker_id or f"{config.host}:{port}", tracing)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE), server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -107,6 +113,7 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
         await registration.leave()
     await servicer.drain(1.0 if failed else config.shutdown_timeout)
     await server.stop(1.0)
+    await tracing.close()
     if failed:
         # A thread that waits in a collective operation for a rank that is gone would hold up the interpreter's end.
         logging.shutdown()

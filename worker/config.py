@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from protos.api_keys import KeyFileError, own_key
+from protos.logs import add_log_arguments
 from protos.tls import ClientTls, ServerTls, TlsError, add_client_arguments, add_server_arguments
+from protos.tracing import add_tracing_argument
 from worker.speculation.config import SpeculativeConfig, parse_speculative_config
 
 PROG = "quire worker"
@@ -55,6 +57,8 @@ class WorkerConfig:
     advertise: str = ""
     shutdown_timeout: float = 30.0
     log_level: str = "info"
+    log_format: str = "text"
+    otlp_traces_endpoint: str | None = None
     tls: ServerTls | None = None
     router_tls: ClientTls | None = None
     # Shown to the router of --register; empty: none.
@@ -163,9 +167,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
             "--shutdown-timeout", type=float, default=30.0, metavar="S",
             help="seconds that running sequences get after SIGTERM (default %(default)s)",
         )  # fmt: skip
-        group.add_argument(
-            "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default %(default)s"
-        )
+        add_log_arguments(group)
+        add_tracing_argument(group)
         add_server_arguments(parser)
         add_client_arguments(parser, "router")
     group = parser.add_argument_group("worker: model")

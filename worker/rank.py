@@ -51,7 +51,7 @@ def main() -> int:
     start = channel.receive_values()
     rank, size = start["number"], start["size"]
     config = WorkerConfig(**{**start["config"], "model": Path(start["config"]["model"])})
-    log_to_stderr(config.log_level, f"worker rank {rank}")
+    log_to_stderr(config.log_level, f"worker rank {rank}", config.log_format)
     inbox: Inbox = queue.SimpleQueue()  # bounded by the leader, which is two steps ahead at most
     threading.Thread(target=_read, args=(channel, inbox), name="leader's messages", daemon=True).start()
     try:

@@ -12,6 +12,7 @@ from worker.grammar import Constraint
 from worker.kv_event_feed import MAX_NAMES, KvEventFeed
 from worker.prefix_changes import PrefixChanges
 from worker.sequence import Sequence, TokenLogprobs
+from worker.sequence_trace import SequenceTracer
 from worker.wire import REASONS, InvalidSubmit, constraint_of, logprobs_message, sequence_of, usage_of
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class RouterStream:
             why it cannot, if it cannot.
         subscribe: has ``prefix_snapshot`` called, and ``prefix_changed`` from there on.
         pong: what a Pong says of the engine.
+        tracer: records what becomes of sequences whose routers want to know.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class RouterStream:
         cancel: Callable[[Sequence], None],
         subscribe: Callable[["RouterStream"], None],
         pong: Callable[[], worker_pb2.Pong],
+        tracer: SequenceTracer,
     ) -> None:
         self._limits = limits
         self._max_slots = max_slots
@@ -57,6 +60,7 @@ class RouterStream:
         self._cancel_in_engine = cancel
         self._subscribe = subscribe
         self._pong = pong
+        self._tracer = tracer
         self._sequences: dict[Slot, Sequence] = {}
         self._slots: dict[Sequence, Slot] = {}
         self._newest_generation: dict[int, int] = {}
@@ -118,6 +122,7 @@ class RouterStream:
         self._newest_generation[slot.number] = slot.generation
         self._sequences[slot] = seq
         self._slots[seq] = slot
+        self._tracer.submitted(seq, submit.traceparent)
 
     def _sequence(self, submit: worker_pb2.Submit) -> Sequence:
         """Checks a Submit and makes its sequence. The router has checked the same; the engine must not depend on it."""
@@ -152,12 +157,14 @@ class RouterStream:
         """A field of the sequence's Submit turned out wrong before it ran."""
         slot = self._slots.pop(seq)
         del self._sequences[slot]
+        self._tracer.refused(seq)
         self._reject(slot, worker_pb2.Rejected.REASON_INVALID, message, field)
 
     def admitted(self, seq: Sequence) -> None:
         """The sequence began to run."""
         slot = self._slots.get(seq)
         if slot is not None:
+            self._tracer.admitted(seq)
             self._admitted.append(
                 worker_pb2.Admitted(
                     slot=slot.number, generation=slot.generation, cached_tokens=seq.num_cached_tokens or 0
@@ -168,6 +175,7 @@ class RouterStream:
         """The sequence got tokens."""
         slot = self._slots.get(seq)
         if slot is not None:
+            self._tracer.got_tokens(seq)
             self._rows.setdefault(slot, (first_index, []))[1].extend(token_ids)
 
     def logprobs(self, seq: Sequence, first_index: int, rows: list[TokenLogprobs], of_prompt: bool) -> None:
@@ -185,6 +193,7 @@ class RouterStream:
 
     def finished(self, seq: Sequence, error: str = "", field: str = "") -> None:
         """The sequence ended; for ERROR, with what went wrong and which field of the request is to blame, if one is."""
+        self._tracer.finished(seq)
         slot = self._slots.pop(seq, None)
         if slot is None:
             return

@@ -15,12 +15,14 @@ from grpc.aio import ServicerContext
 
 from protos import worker_pb2, worker_pb2_grpc
 from protos.channel import LOADING
+from protos.tracing import Tracing
 from worker.engine import Engine, EngineLimits
 from worker.engine_loop import EngineLoop
 from worker.grammar import Constraint, GrammarCompiler, GrammarError
 from worker.prefix_changes import PrefixChanges
 from worker.router_stream import RouterStream
 from worker.sequence import FinishReason, Sequence, SequenceStatus
+from worker.sequence_trace import SequenceTracer
 from worker.step_plan import StepOutput
 from worker.wire import blamed_field
 
@@ -47,10 +49,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     Args:
         worker_id: name in logs and routing.
+        tracing: records what becomes of sequences.
     """
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, tracing: Tracing | None = None) -> None:
         self._worker_id = worker_id
+        self._tracer = SequenceTracer(tracing or Tracing(), worker_id)
         self._epoch = secrets.randbits(63) | 1
         self._serving: Serving | None = None
         self._started = asyncio.Event()
@@ -117,6 +121,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._cancel,
             self._subscribe,
             partial(self._pong, serving),
+            self._tracer,
         )
         stream.step_ended(serving.loop.step, self._load)
         self._streams.add(stream)
@@ -240,6 +245,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         for seq in output.finished:
             self._owners.pop(seq).finished(seq, seq.error, blamed_field(seq))
         self._load = load
+        self._tracer.step_ended()
         for stream in self._streams:
             stream.step_ended(output.number, load)
         if not self._owners:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from protos import inference_pb2, inference_pb2_grpc
+from protos.tracing import Tracing
 from router.__main__ import SERVICE, Router, make_front
 from router.config import RouterConfig
 from router.tokenizer import Tokenizer
@@ -47,12 +48,11 @@ class Client:
     async def model(self) -> inference_pb2.Model:
         return await self.stub.GetModel(inference_pb2.GetModelRequest(model="demo"))
 
-    def call(self, timeout: float | None = 30, **fields: Any) -> "EventCall":
+    def call(self, timeout: float | None = 30, metadata: Sequence[tuple[str, str]] = (), **fields: Any) -> "EventCall":
         """A Generate call under way."""
         prompt = {} if {"token_ids", "chat", "text"} & set(fields) else {"text": "Once upon a time"}
-        return EventCall(
-            self.stub.Generate(inference_pb2.GenerateRequest(**{"model": "demo", **prompt, **fields}), timeout=timeout)
-        )
+        request = inference_pb2.GenerateRequest(**{"model": "demo", **prompt, **fields})
+        return EventCall(self.stub.Generate(request, timeout=timeout, metadata=metadata))
 
     async def generate(self, **fields: Any) -> "Answer":
         """A whole Generate call."""
@@ -140,13 +140,15 @@ class Answer:
 
 
 @asynccontextmanager
-async def running_router(tokenizer: Tokenizer, *workers: FakeWorker | str, **settings: Any) -> AsyncIterator[Client]:
+async def running_router(
+    tokenizer: Tokenizer, *workers: FakeWorker | str, tracing: Tracing | None = None, **settings: Any
+) -> AsyncIterator[Client]:
     """A router in front of running workers (or addresses), and a client of it."""
     addresses = tuple(worker if isinstance(worker, str) else worker.address for worker in workers)
     config = RouterConfig(Path("demo"), addresses, **{"port": 0, "served_model_name": ("demo", "alias"), **settings})
     server = make_front(config)
     port = server.add_insecure_port("127.0.0.1:0")
-    router = Router(config, tokenizer, server)
+    router = Router(config, tokenizer, server, tracing=tracing)
     await router.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

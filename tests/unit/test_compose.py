@@ -154,7 +154,9 @@ def test_the_list_of_requirements_is_pyprojects(process: str) -> None:
 
 def test_an_extra_of_extras_is_their_sum_without_the_project_itself() -> None:
     lines = run_script("requirements.py", "serve").stdout.splitlines()
-    assert set(lines) == set(run_script("requirements.py", "gateway", "router", "worker", "cli").stdout.splitlines())
+    assert set(lines) == set(
+        run_script("requirements.py", "gateway", "router", "worker", "cli", "tracing").stdout.splitlines()
+    )
     assert len(lines) == len(set(lines))
     assert not [line for line in lines if line.startswith("quire")]
 
