@@ -18,7 +18,7 @@ SEED ?= 0
 COMPOSE = PORT=$(PORT) $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
   --project-name quire --file compose/compose.yaml
 
-.PHONY: help venv serve test chaos lint format protos bench-cpu gpu-test gpu-bench compose-up compose-down compose-engine clean
+.PHONY: help venv serve test chaos lint format protos bench-cpu gpu-test gpu-bench compose-up compose-down compose-test compose-engine clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,15 +27,16 @@ help:
 	  '                   MODEL=folder|file.gguf|org/name WORKERS=1 PORT=8000 GRPC_PORT=50051 ARGS="--max-model-len 4096"' \
 	  'make compose-up    the same small model in containers: build, start, wait until it is ready (PORT=8000)' \
 	  'make compose-down  end the containers; the fetched model stays (ARGS=--volumes removes it too)' \
+	  'make compose-test  builds the containers and tries them: a killed worker, more and fewer workers, a restarted router' \
 	  'make test          linter, types and all tests (ARGS="tests/unit -k name" narrows the tests)' \
 	  'make chaos         kills, stops, ends and cuts off workers under load, for SECONDS=1800 by a schedule of SEED=0' \
-  'make lint          linter and types only' \
+	  'make lint          linter and types only' \
 	  'make format        put the code into its form' \
 	  'make protos        make the gRPC stubs anew from protos/*.proto' \
 	  'make bench-cpu     throughput against transformers, on this machine (ARGS="--help" lists its flags)' \
 	  'make gpu-test      the tests of the GPU path, on this machine; GPU_PYTHON=python3 takes another environment' \
-  'make gpu-bench     decode, prefill, mixed requests and drafts on this GPU, in bf16, fp8 and 4 bits (ARGS=--quick)' \
-  'make venv          only install into .venv' \
+	  'make gpu-bench     decode, prefill, mixed requests and drafts on this GPU, in bf16, fp8 and 4 bits (ARGS=--quick)' \
+	  'make venv          only install into .venv' \
 	  'make clean         remove .venv and all caches in this folder'
 
 venv: $(READY)
@@ -108,6 +109,9 @@ compose-up: compose-engine
 
 compose-down: compose-engine
 	@$(COMPOSE) down $(ARGS)
+
+compose-test: $(READY) compose-engine
+	$(BIN)/python -m tests.containers.run $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache

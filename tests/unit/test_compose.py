@@ -230,6 +230,13 @@ def test_only_the_gateway_is_published_and_only_to_this_machine(tmp_path: Path) 
     assert published == {"gateway": [f"127.0.0.1:${{PORT:-8000}}:{port}"]}
 
 
+def test_workers_are_reached_by_the_router_alone_and_reach_nobody() -> None:
+    inside = {name for name, service in SERVICES.items() if "workers" in service.get("networks", ["default"])}
+    assert inside == {"worker", "router"}
+    assert SERVICES["worker"]["networks"] == ["workers"]
+    assert COMPOSE["networks"]["workers"] == {"internal": True}
+
+
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 def test_containers_may_do_nothing_but_serve(service: dict[str, Any]) -> None:
     assert service["cap_drop"] == ["ALL"]
