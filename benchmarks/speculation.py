@@ -4,9 +4,9 @@
     python -m benchmarks.speculation --device cuda --model benchmarks/models/llama-3.1-8b
 
 Two tasks: to copy a text of the prompt, for which prompt lookup is made, and to go on with a story at random, where
-there is little to copy. A folder without weights gets random ones, and prompts of random tokens: the greedy output of
-such a model soon repeats itself, which is as good as copying. First of all, a tiny model's greedy output with drafts is
-compared with transformers', on the same device.
+there is little to copy. A folder without weights gets random ones, and prompts of random tokens: an output that never
+repeats itself has no drafts, so that what is left is the price of looking for some. First of all, a tiny model's greedy
+output with drafts is compared with transformers', on the same device.
 
 Requests run one after another, and all at once. Runs with and without drafts alternate, in one process and on engines
 that are alike; medians are compared, of seconds by the clock and of the processor's. On a CPU in float32 every output
