@@ -78,7 +78,7 @@ async def serve(config: WorkerConfig, load: "Callable[[WorkerConfig], Built | No
     except TracingError as error:
         logger.error("%s", error)
         return 1
-    servicer = WorkerServicer(config.worker_id or f"{config.host}:{port}", tracing)
+    servicer = WorkerServicer(config.identity(port), tracing)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE), server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -4,6 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from protos.api_keys import KeyFileError, own_key
@@ -124,6 +125,11 @@ class WorkerConfig:
         named = _host_and_port(self.advertise)
         return named or ("" if self.host in _ALL_ADDRESSES else self.host, 0)
 
+    def identity(self, port: int) -> str:
+        """The name in logs and routing of the worker that listens on ``port``: one that listens on all addresses of its
+        machine, or container, is named after that."""
+        return self.worker_id or f"{gethostname() if self.host in _ALL_ADDRESSES else self.host}:{port}"
+
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
     host, _, port = address.rpartition(":")
@@ -154,7 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         group.add_argument("--model", type=Path, required=True, help="folder with safetensors, or a .gguf file")
         group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
         group.add_argument("--port", type=int, default=50061, help="gRPC port; 0 takes a free one (default 50061)")
-        group.add_argument("--worker-id", default="", help="name in logs and routing (default host:port)")
+        group.add_argument("--worker-id", default="", help="name in logs and routing (default: HOST:PORT, the machine's name where HOST is 0.0.0.0)")
         group.add_argument(
             "--register", default="", metavar="HOST:PORT",
             help="router to announce this worker to; it must run with --enable-worker-registration",

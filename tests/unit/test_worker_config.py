@@ -84,3 +84,19 @@ def test_unknown_policies_are_refused(capsys):
 )
 def test_steps_that_the_host_takes_part_in_are_not_captured(argv, device, expected):
     assert replays_graphs(parse_args([*GOOD, *argv]), torch.device(device)) is expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "127.0.0.1:9"),
+        (["--host", "10.1.2.3"], "10.1.2.3:9"),
+        (["--host", "0.0.0.0"], "box:9"),
+        (["--host", "0.0.0.0", "--worker-id", "left"], "left"),
+    ],
+)
+def test_workers_that_listen_everywhere_are_told_apart(
+    argv: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.config.gethostname", lambda: "box")
+    assert parse_args([*GOOD, *argv]).identity(9) == expected
