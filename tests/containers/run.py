@@ -53,12 +53,12 @@ class Composition:
 
     def __call__(self, *args: str, shown: bool = False) -> str:
         """Runs compose and returns what it prints. Raises Failed."""
-        done = subprocess.run(
-            ["env", f"PORT={self._environment_port}", *self._command, *args],
-            stdout=None if shown else subprocess.PIPE, stderr=None if shown else subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+        pipe = None if shown else subprocess.PIPE
+        command = ["env", f"PORT={self._environment_port}", *self._command, *args]
+        done = subprocess.run(command, stdout=pipe, stderr=pipe, text=True, check=False)
         if done.returncode:
-            raise Failed(f"compose {' '.join(args)} ended with {done.returncode}: {(done.stderr or '').strip()[-2000:]}")
+            said = (done.stderr or "").strip()[-2000:]
+            raise Failed(f"compose {' '.join(args)} ended with {done.returncode}: {said}")
         return done.stdout or ""
 
     def containers(self, service: str) -> list[dict[str, Any]]:
