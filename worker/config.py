@@ -161,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: bool = True) -> No
         group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
         group.add_argument("--port", type=int, default=50061, help="gRPC port; 0 takes a free one (default 50061)")
         group.add_argument(
-            "--worker-id", default="", help="name in logs and routing (default host:port, or machine:port)"
+            "--worker-id", default="", help="name in logs and routing (default: host:port, machine:port)"
         )
         group.add_argument(
             "--register", default="", metavar="HOST:PORT",
