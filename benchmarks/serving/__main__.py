@@ -24,9 +24,10 @@ import numpy as np
 
 from benchmarks.serving.clients import Clients
 from benchmarks.serving.engine_alone import EngineAlone
-from benchmarks.serving.records import Job, Record, describe, rate
+from benchmarks.serving.records import describe, rate
 from benchmarks.serving.servers import NAME, Servers, servable
 from benchmarks.serving.streams import FRONTS
+from quire.bench.records import Job, Record
 from worker.loader import open_checkpoint
 
 ALONE = "engine alone"
