@@ -13,7 +13,7 @@ _COMMANDS = {
     "router": "run the router (tokenizer, queue, gRPC Inference service)",
     "gateway": "run the gateway (OpenAI REST API)",
     "chat": "talk to a running server in the terminal",
-    "bench": "measure a running server",
+    "bench": "measure a running server, the engine by itself, or a start",
     "fetch": "fetch a model, and print where it lies",
 }
 

@@ -5,6 +5,9 @@ import importlib
 
 _BENCHMARKS = {
     "serve": "a load against a running server, OpenAI's API or gRPC",
+    "latency": "the engine alone: one batch, step by step",
+    "throughput": "the engine alone: many requests at once",
+    "startup": "from the start of quire serve to ready and to a first token, cold and warm",
 }
 
 
@@ -13,7 +16,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="quire bench",
         usage="quire bench BENCHMARK ...",
-        description="Measure a server.",
+        description="Measure a server, the engine by itself, or a start.",
         epilog="benchmarks:\n"
         + "".join(f"  {name:<11}{what}\n" for name, what in _BENCHMARKS.items())
         + "\nEach has its own --help.",

@@ -109,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument("--temperature", type=float, default=0.0, help="of all outputs (default %(default)g: greedy)")
     group.add_argument("--top-p", type=float, metavar="P", help="of all outputs (default: the server's)")
-    group = add_result_arguments(parser)
+    group = add_result_arguments(parser, plotted="TTFT, ITL and E2E")
     group.add_argument(
         "--goodput", nargs="+", metavar="NAME:MS",
         help="also count the requests that keep all of these, say ttft:200 tpot:30; itl is of a request's longest gap, "
