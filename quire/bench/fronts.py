@@ -181,7 +181,8 @@ class HttpFront:
             async with asyncio.timeout(_ASKED_S), self._connections.request("GET", "/models") as reply:
                 answer = await reply.read()
                 if reply.status != 200:
-                    raise _refused(reply, answer)
+                    refused = _refused(reply, answer)
+                    raise RequestFailed(refused.kind, f"GET /models: {refused}; does --base-url end in /v1?")
                 return [str(model["id"]) for model in json.loads(answer)["data"]]
         except TimeoutError as error:
             raise RequestFailed("timeout", f"/models was not answered within {_ASKED_S:.0f} s") from error

@@ -86,7 +86,8 @@ class _Scale:
         lowest, middle, highest = min(values), float(np.median(values)), max(values)
         self.logarithmic = highest > _LONG_TAIL * max(middle, _SMALLEST_MS)
         if self.logarithmic:
-            self.low, self.high = max(lowest, _SMALLEST_MS), highest
+            # Messages that came together are next to nothing apart: they are in the first bar, however small it is.
+            self.low, self.high = max(lowest, middle / _LONG_TAIL**2, _SMALLEST_MS), highest
         else:
             self.low, self.high = 0.0, max(highest, _SMALLEST_MS)
 

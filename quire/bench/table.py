@@ -1,6 +1,7 @@
 """Results as people read them, and as programs do."""
 
 import json
+import math
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -102,7 +103,12 @@ def write_json(path: Path, benchmark: str, settings: Mapping[str, Any], result: 
         "quire_version": own,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.node()} {platform.machine()}, Python {platform.python_version()}",
-        "settings": {name: value for name, value in settings.items() if value is not None},
+        "settings": {name: _plain(value) for name, value in settings.items() if value is not None},
         **result,
     }
-    path.write_text(json.dumps(whole, indent=1, default=str) + "\n")
+    path.write_text(json.dumps(whole, indent=1, default=str, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON has it, which knows no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

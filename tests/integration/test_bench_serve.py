@@ -65,8 +65,9 @@ def test_a_load_is_measured_by_the_servers_own_counts(stack, way, tmp_path, caps
     )  # fmt: skip
     shown = capsys.readouterr()
     assert status == 0, shown.out + shown.err
-    found = json.loads(result.read_text())
+    found = json.loads(result.read_text(), parse_constant=pytest.fail)  # JSON knows no infinity
     assert (found["completed"], found["failed"], found["not_sent"], found["failures"]) == (12, 0, 0, {})
+    assert found["settings"]["request_rate"] == "inf"
     assert found["output_tokens"] == 12 * 9
     if way == "chat":
         assert found["prompt_tokens"] >= 12 * 20  # words, and what the template adds

@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.bench.fronts import HttpFront, Sampling
 from quire.bench.http_connections import HttpConnections
 from quire.bench.records import Job, Record
+from tests.doubles.certificates import Authority
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
 EVENTS = [
@@ -62,14 +66,14 @@ class Server:
 
 
 @asynccontextmanager
-async def running(server: Server) -> AsyncIterator[str]:
-    async with await asyncio.start_server(server, "127.0.0.1", 0) as listening:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+async def running(server: Server, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    async with await asyncio.start_server(server, "127.0.0.1", 0, ssl=tls) as listening:
+        yield f"http{'s' if tls else ''}://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
         while server.open:
             await asyncio.sleep(0.001)
 
 
-async def ask(url: str, times: int = 1, **options: float) -> list[Record]:
+async def ask(url: str, times: int = 1, **options: Any) -> list[Record]:
     records = []
     async with HttpFront(url, "m", "completions", Sampling(), "key", **options) as front:
         for _ in range(times):
@@ -145,3 +149,17 @@ async def test_a_server_that_says_nothing_is_given_up() -> None:
 def test_what_is_no_address_is_named(url: str) -> None:
     with pytest.raises(ValueError, match="is no address of an OpenAI API"):
         HttpConnections(url)
+
+
+async def test_https_is_spoken_with_those_that_are_vouched_for(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue("server"))
+    server = Server(OK + chunked(STREAM, 30))
+    async with running(server, tls) as url:
+        (stranger,) = await ask(url)
+        (record,) = await ask(url, trusted=ssl.create_default_context(cafile=authority.certfile))
+    assert stranger.error == "connection"
+    assert "CERTIFICATE_VERIFY_FAILED" in stranger.detail
+    assert (record.error, record.text) == ("", "ab")
+    assert len(server.requests) == 1
