@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.decode import check_correctness, make_sequence
 from benchmarks.kernel_profile import print_profile
+from quire.bench.workloads import mixed_lengths
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.sequence import Sequence
@@ -30,11 +31,12 @@ PROFILED = 4  # steps
 def mixed_requests(count: int, max_output: int) -> list[Sequence]:
     """Workload T's lengths; prompts are random tokens."""
     rng = np.random.default_rng(0)
-    inputs = np.clip(np.round(rng.lognormal(np.log(220), 1.0, count)), 4, 2048).astype(int)
-    outputs = np.clip(np.round(rng.lognormal(np.log(180), 0.8, count)), 4, 1024).astype(int)
+    lengths = zip(*mixed_lengths(count, rng), strict=True)
     return [
-        make_sequence(np.random.default_rng(1_000_000 + seed).integers(300, 32000, size=size).tolist(), int(output))
-        for seed, (size, output) in enumerate(zip(inputs, np.minimum(outputs, max_output), strict=True))
+        make_sequence(
+            np.random.default_rng(1_000_000 + seed).integers(300, 32000, size=size).tolist(), min(output, max_output)
+        )
+        for seed, (size, output) in enumerate(lengths)
     ]
 
 

@@ -13,6 +13,7 @@ _COMMANDS = {
     "router": "run the router (tokenizer, queue, gRPC Inference service)",
     "gateway": "run the gateway (OpenAI REST API)",
     "chat": "talk to a running server in the terminal",
+    "bench": "measure a running server, the engine by itself, or a start",
     "fetch": "fetch a model, and print where it lies",
 }
 
@@ -54,6 +55,10 @@ def _run(command: str, rest: list[str]) -> int:
         from quire.chat import main as chat
 
         return chat(rest)
+    if command == "bench":
+        from quire.bench.command import main as bench
+
+        return bench(rest)
     if command in ("worker", "router"):
         rest = with_local_model(rest, served=command == "router")
     entry: Callable[[list[str]], int] = importlib.import_module(f"{command}.__main__").main

@@ -24,11 +24,14 @@ import numpy as np
 
 from benchmarks.serving.clients import Clients
 from benchmarks.serving.engine_alone import EngineAlone
-from benchmarks.serving.records import Job, Record, describe, rate
-from benchmarks.serving.servers import NAME, Servers, servable
+from benchmarks.serving.records import describe, rate
+from benchmarks.serving.servable import servable
 from benchmarks.serving.streams import FRONTS
+from quire.bench.records import Job, Record
+from quire.bench.servers import Servers
 from worker.loader import open_checkpoint
 
+NAME = "model"  # what the model is called over the wire
 ALONE = "engine alone"
 LOAD = 0.7  # of the rate that S had, in SO
 CHECKED = (5, 33, 150)  # lengths of the prompts whose outputs are compared
@@ -180,7 +183,8 @@ def main() -> None:
         addresses = (args.grpc, args.http)
         if not args.grpc and set(args.through) != {ALONE}:
             flags = [part for name, value in arguments.items() for part in as_flag(name, value)]
-            servers = stack.enter_context(Servers(model, flags))
+            flags += ["--model", str(model), "--served-model-name", NAME]
+            servers = stack.enter_context(Servers(flags))
             addresses = (servers.grpc, servers.http)
         fronts = {
             name: stack.enter_context(Clients(name, address, NAME, args.clients))

@@ -9,8 +9,9 @@ from types import TracebackType
 
 import uvloop
 
-from benchmarks.serving.records import Job, Record
-from benchmarks.serving.streams import FRONTS, Front
+from benchmarks.serving.streams import FRONTS
+from quire.bench.fronts import Front
+from quire.bench.records import Job, Record
 
 # Until all processes have the jobs and wait for the start.
 _DELIVERY_S = 1.0
@@ -103,9 +104,12 @@ async def _run(front: Front, jobs: list[Job], streams: int, start: float) -> lis
     await asyncio.sleep(start - time.monotonic())
 
     async def one(place: int, job: Job, began: float) -> None:
-        record = await front.run(job, began)
-        record.started = place
-        records[place] = record
+        records[place] = record = Record(began, started=place)
+        await front.run(job, record)
+        if record.error:
+            raise ConnectionError(f"{record.error}: {record.detail}")
+        if record.tokens != job.max_tokens:
+            raise ConnectionError(f"an output has {record.tokens} tokens, of {job.max_tokens} that were asked for")
 
     async def stream() -> None:
         while waiting:

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.serving.records import Job, Record
 from quire import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from quire.bench.records import Job, Record
 
 
 class EngineAlone:

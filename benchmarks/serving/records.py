@@ -1,49 +1,6 @@
-"""What a client notes of a request, and the figures that many of them come to. Times are ``time.monotonic`` seconds."""
+"""The figures that many requests come to, in one line. Times are ``time.monotonic`` seconds."""
 
-from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request to send.
-
-    Attributes:
-        prompt: token ids.
-        max_tokens: the output has exactly as many.
-        due: when to send it, in seconds after the start of its run; None: as soon as a stream is free.
-        reads_cache: whether a cached prefix may be used. Where it is, sums come in another order.
-    """
-
-    prompt: list[int]
-    max_tokens: int
-    due: float | None = None
-    reads_cache: bool = True
-
-
-@dataclass
-class Record:
-    """A request that is through.
-
-    Attributes:
-        began: when it was sent, or was due to be.
-        times: when each message with output came; each holds one token, or a few when the client was slow.
-        token_ids: of the output, where the way it came tells them.
-        text: of the output.
-        tokens: of the output, as the server counted them.
-        started: its place among the requests of its client, in the order in which they were sent.
-    """
-
-    began: float
-    times: list[float] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    tokens: int = 0
-    started: int = 0
-
-    @property
-    def ttft(self) -> float:
-        """Seconds to the first message with output."""
-        return self.times[0] - self.began
+from quire.bench.records import Record
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -62,7 +19,7 @@ def describe(records: list[Record], first_wave: int) -> str:
 
     ``first_wave``: requests of each client that all began at once, and wait for each other's prompts.
     """
-    intervals = [later - earlier for r in records for earlier, later in zip(r.times, r.times[1:], strict=False)]
+    intervals = [interval for record in records for interval in record.intervals]
     ttft = [record.ttft for record in records]
     settled = [record.ttft for record in records if record.started >= first_wave]
     tokens, requests = rate(records)

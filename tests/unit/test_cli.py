@@ -13,7 +13,7 @@ def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]
         cli.main([])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    for command in ("serve", "worker", "router", "gateway", "chat", "fetch"):
+    for command in ("serve", "worker", "router", "gateway", "chat", "bench", "fetch"):
         assert f"\n  {command} " in out
 
 
@@ -43,7 +43,7 @@ def test_every_process_says_first_that_the_model_is_missing(command: str, capsys
     assert "no model '/nowhere/model'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "worker", "router", "gateway", "chat", "fetch"])
+@pytest.mark.parametrize("command", ["serve", "worker", "router", "gateway", "chat", "bench", "fetch"])
 def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])

@@ -77,7 +77,9 @@ def test_a_worker_on_a_cpu_needs_no_triton() -> None:
 
 
 def test_the_command_starts_without_torch() -> None:
-    assert "torch" not in loaded_after("import quire.cli, quire.serve, quire.chat")
+    assert "torch" not in loaded_after(
+        "import quire.cli, quire.serve, quire.chat, quire.bench.command, quire.bench.serve"
+    )
 
 
 def test_the_offline_api_is_imported_when_it_is_used() -> None:

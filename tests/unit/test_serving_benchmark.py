@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serving.records import Record, describe, quantile
-from benchmarks.serving.servers import servable
+from benchmarks.serving.records import describe, quantile
+from benchmarks.serving.servable import servable
+from quire.bench.records import Record
 from router.tokenizer_loading import load_tokenizer
 from worker.vocabulary import folder_vocabulary
 
