@@ -56,8 +56,15 @@ $(READY): pyproject.toml constraints.txt
 serve: $(READY)
 	@exec $(BIN)/quire serve $(if $(MODEL),--model '$(MODEL)') --workers $(WORKERS) --port $(PORT) --grpc-port $(GRPC_PORT) $(ARGS)
 
+# Unit tests have the cores to themselves, one each; the others are processes enough as they are.
+ifdef ARGS
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
+else
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest --ignore tests/unit
+endif
 
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos.soak --seconds $(SECONDS) --seed $(SEED) $(ARGS)
