@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid by the schemas of the oldest and newest versions at hand, and true to the processes."""
+"""The Kubernetes manifests: valid by the schemas of an older and the newest version, and true to the processes."""
 
 import importlib
 import re
