@@ -19,7 +19,7 @@ logger = logging.getLogger("gateway")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 # Asked for every few seconds by machines.
-_QUIET = frozenset(("/fleet", "/health", "/livez", "/metrics"))
+_QUIET = frozenset(("/fleet", "/health", "/livez", "/metrics", "/readyz"))
 
 
 class Edge:
