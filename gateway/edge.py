@@ -119,7 +119,7 @@ def _has_two_lengths(scope: Scope) -> bool:
 
 
 def _take_origin_form(scope: Scope) -> None:
-    """Leaves the path of a target that is a whole URL, as proxies are sent and all must understand (RFC 9112, 3.2.2)."""
+    """Leaves the path of a target that is a whole URL, as proxies are sent and all must take (RFC 9112, 3.2.2)."""
     if scope["path"].startswith(("http://", "https://")):
         for name, slash in (("path", "/"), ("raw_path", b"/")):
             scope[name] = slash + scope[name].split(slash * 2, 1)[-1].partition(slash)[2]
