@@ -14,9 +14,11 @@ ARGS ?=
 # How long, and by which schedule, chaos does its harm.
 SECONDS ?= 1800
 SEED ?= 0
+COMPOSE_FILES = compose/compose.yaml
+WAIT = 120
 # Docker's compose plug-in, or the older program by itself.
 COMPOSE = PORT=$(PORT) $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) \
-  --project-name quire --file compose/compose.yaml
+  --project-name quire $(COMPOSE_FILES:%=--file %)
 
 .PHONY: help venv serve test chaos lint format protos bench-cpu gpu-test gpu-bench compose-up compose-down compose-test compose-engine clean
 .DEFAULT_GOAL := help
@@ -26,6 +28,7 @@ help:
 	  'make serve         install what is missing, fetch a small model, serve it on http://127.0.0.1:8000/v1' \
 	  '                   MODEL=folder|file.gguf|org/name WORKERS=1 PORT=8000 GRPC_PORT=50051 ARGS="--max-model-len 4096"' \
 	  'make compose-up    the same small model in containers: build, start, wait until it is ready (PORT=8000)' \
+	  '                   COMPOSE_FILES="compose/compose.yaml compose/compose.gpu.yaml" and the like: docs/deployment.md' \
 	  'make compose-down  end the containers; the fetched model stays (ARGS=--volumes removes it too)' \
 	  'make compose-test  builds the containers and tries them: a killed worker, more and fewer workers, a restarted router' \
 	  'make test          linter, types and all tests (ARGS="tests/unit -k name" narrows the tests)' \
@@ -107,8 +110,8 @@ compose-engine:
 
 compose-up: compose-engine
 	@$(COMPOSE) up --build --detach $(ARGS)
-	@for left in $$(seq 60 -1 0); do $(COMPOSE) ps gateway | grep -q '(healthy)' && break; sleep 1; done; \
-	  test "$$left" -gt 0 || { $(COMPOSE) logs --tail 20; echo 'Not ready after a minute; the last logs are above' >&2; exit 1; }
+	@for left in $$(seq $(WAIT) -1 0); do $(COMPOSE) ps gateway | grep -q '(healthy)' && break; sleep 1; done; \
+	  test "$$left" -gt 0 || { $(COMPOSE) logs --tail 20; echo 'Not ready after $(WAIT) s (WAIT); the last logs are above' >&2; exit 1; }
 	@printf '%s\n' 'Ready. Ask it something:' \
 	  "  curl http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' -d '{" \
 	  '    "model": "smollm2-135m-instruct", "temperature": 0,' \

@@ -57,8 +57,9 @@ def run_owned(argv: Sequence[str], listener: socket.socket) -> int:
 
 def _log(config: GatewayConfig) -> None:
     log_to_stderr(config.log_level, "gateway", config.log_format)
-    # uvicorn's own notes on starting and stopping say nothing that ours do not.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # uvicorn's notes on starting and stopping say nothing that ours do not, and its warnings are of what is not HTTP:
+    # any client could fill a disk with them.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 async def serve(app: FastAPI, config: GatewayConfig, listener: socket.socket, owner: int | None = None) -> int:

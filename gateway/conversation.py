@@ -19,7 +19,9 @@ _MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises ApiError (400) when a message lacks what its role needs, or has what its role cannot have."""
+    """Raises ApiError (400) when a message lacks what its role needs, or has what its role cannot have, or is the
+    result of a call that no message before it made."""
+    called: set[str] = set()
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         if message.content is None and not (message.role == "assistant" and message.tool_calls):
@@ -30,6 +32,10 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise invalid(f"{where}.tool_calls", f"{where}.tool_calls: only the assistant calls tools")
         if message.role == "tool" and message.tool_call_id is None:
             raise invalid(f"{where}.tool_call_id", f"{where}.tool_call_id: this field is required")
+        if message.role == "tool" and message.tool_call_id not in called:
+            param = f"{where}.tool_call_id"
+            raise invalid(param, f"{param}: no message before it calls a tool with the id {message.tool_call_id!r}")
+        called.update(call.id for call in message.tool_calls or ())
         for place, call in enumerate(message.tool_calls or ()):
             param = f"{where}.tool_calls.{place}.function.arguments"
             try:

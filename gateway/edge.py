@@ -19,7 +19,7 @@ logger = logging.getLogger("gateway")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 # Asked for every few seconds by machines.
-_QUIET = frozenset(("/fleet", "/health", "/livez", "/metrics"))
+_QUIET = frozenset(("/fleet", "/health", "/livez", "/metrics", "/readyz"))
 
 
 class Edge:
@@ -35,6 +35,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        _take_origin_form(scope)
         request_id = _request_id(scope)
         span = scope.setdefault("state", {})["span"] = _span_of(scope)
         began = time.perf_counter()
@@ -115,6 +116,13 @@ def _has_two_lengths(scope: Scope) -> bool:
     """Whether a body's end is told in two ways, by which two servers could disagree on where a request begins."""
     headers = Headers(scope=scope)
     return "content-length" in headers and "transfer-encoding" in headers
+
+
+def _take_origin_form(scope: Scope) -> None:
+    """Leaves the path of a target that is a whole URL, as proxies are sent and all must take (RFC 9112, 3.2.2)."""
+    if scope["path"].startswith(("http://", "https://")):
+        for name, slash in (("path", "/"), ("raw_path", b"/")):
+            scope[name] = slash + scope[name].split(slash * 2, 1)[-1].partition(slash)[2]
 
 
 def _request_id(scope: Scope) -> str:

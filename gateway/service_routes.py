@@ -14,6 +14,8 @@ from gateway.router_metrics import router_metrics
 router = APIRouter(responses={"5XX": ERRORS["5XX"]})
 
 
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz")
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(upstream: FromUpstream) -> StatusReply:

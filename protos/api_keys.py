@@ -15,6 +15,7 @@ from typing import Any
 KEY_VARIABLE = "QUIRE_API_KEY"
 # The key that the processes show each other: clients have no use for it.
 OWN_KEY_VARIABLE = "QUIRE_ROUTER_API_KEY"
+OWN_KEY_FILE_VARIABLE = f"{OWN_KEY_VARIABLE}_FILE"
 # The router takes 256 for the tenant with its user.
 _MAX_TENANT_CHARS = 200
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
@@ -98,10 +99,20 @@ def keys_from_args(args: argparse.Namespace) -> tuple[ApiKey, ...]:
 
 
 def own_key(environ: Mapping[str, str]) -> str:
-    """The key that the processes show each other; empty: there is none. Raises KeyFileError."""
-    key = environ.get(OWN_KEY_VARIABLE, "")
+    """The key that the processes show each other, from its variable or the file that the other one names, as
+    containers are given secrets; empty: there is none. Raises KeyFileError."""
+    key, file = environ.get(OWN_KEY_VARIABLE, ""), environ.get(OWN_KEY_FILE_VARIABLE, "")
+    if key and file:
+        raise KeyFileError(f"{OWN_KEY_VARIABLE} and {OWN_KEY_FILE_VARIABLE} are both set; unset one of them")
     if key:
         _check_sendable(key, OWN_KEY_VARIABLE)
+    elif file:
+        try:
+            key = Path(file).read_text().strip()
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise KeyFileError(f"{OWN_KEY_FILE_VARIABLE}: cannot read {file}: {why}") from error
+        _check_sendable(key, f"the key in {file}, which {OWN_KEY_FILE_VARIABLE} names,")
     return key
 
 

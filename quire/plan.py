@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.api_keys import OWN_KEY_VARIABLE
+from protos.api_keys import OWN_KEY_FILE_VARIABLE, OWN_KEY_VARIABLE
 from protos.tls import ClientTls
 from quire.config import ServeConfig
 from quire.models import served_name
@@ -70,7 +70,7 @@ def make_plan(config: ServeConfig, model: Path, environ: Mapping[str, str]) -> P
     )
     environment = child_environment(environ)
     keyed = environment
-    if config.keys_needed and not environment.get(OWN_KEY_VARIABLE):
+    if config.keys_needed and not (environment.get(OWN_KEY_VARIABLE) or environment.get(OWN_KEY_FILE_VARIABLE)):
         keyed = {**environment, OWN_KEY_VARIABLE: secrets.token_urlsafe()}
     workers = tuple(
         ProcessPlan(

@@ -16,7 +16,7 @@ from protos.api_keys import ApiKey, digest_of
 # The built-in page is no secret; what it then asks for needs a key, which is typed into it.
 PAGE_PATHS = frozenset(("/", "/page/style.css", "/page/api.js", "/page/chat.js", "/page/fleet.js"))
 # What those ask who watch over processes and have no keys: it says whether this one serves, and nothing else.
-OPEN_PATHS = PAGE_PATHS | {"/livez", "/health"}
+OPEN_PATHS = PAGE_PATHS | {"/livez", "/readyz", "/health"}
 _MAX_KEY_CHARS = 1024
 
 

@@ -1,7 +1,7 @@
 """A body of the Messages API as a body of chat completions. Pure functions."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gateway.bodies import validated
@@ -86,7 +86,8 @@ def ignored(body: MessagesBody) -> Iterator[str]:
 
 
 def _conversation(body: CountTokensBody) -> dict[str, Any]:
-    """What tokens are made of: model, messages and tools."""
+    """What tokens are made of: model, messages and tools. Raises ApiError (400) for results of unknown calls."""
+    _check_results(body.messages)
     system = [] if body.system is None else [{"role": "system", "content": _text(body.system)}]
     messages = [turn for message in body.messages for turn in _turns(message)]
     tools = [
@@ -94,6 +95,17 @@ def _conversation(body: CountTokensBody) -> dict[str, Any]:
         for tool in body.tools or ()
     ]
     return {"model": body.model, "messages": [*system, *messages], **({"tools": tools} if tools else {})}
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        for place, block in enumerate(() if isinstance(message.content, str) else message.content):
+            if isinstance(block, ToolUseBlock):
+                called.add(block.id)
+            elif isinstance(block, ToolResultBlock) and block.tool_use_id not in called:
+                param = f"messages.{index}.content.{place}.tool_use_id"
+                raise invalid(param, f"{param}: no message before it uses a tool with the id {block.tool_use_id!r}")
 
 
 def _described(tool: Any) -> dict[str, Any]:

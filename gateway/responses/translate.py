@@ -184,11 +184,12 @@ def _param(param: str, places: list[str]) -> str:
     param = param.replace("tools.function.", "tools.", 1)  # a name without the tool's place
     steps = param.split(".")
     if steps[0] == "messages" and len(steps) > 1 and steps[1].isdecimal() and int(steps[1]) < len(places):
-        return ".".join([places[int(steps[1])], *(step for step in steps[2:3] if step == "content")])
+        ours = {"content": "content", "tool_call_id": "call_id"}
+        return ".".join([places[int(steps[1])], *(ours[step] for step in steps[2:3] if step in ours)])
     if steps[0] == "tools" and steps[2:3] == ["function"]:
         del steps[2]
         return ".".join(steps)
-    for name, ours in _NAMES.items():
+    for name, named in _NAMES.items():
         if param == name or param.startswith(f"{name}."):
-            return ours + param.removeprefix(name)
+            return named + param.removeprefix(name)
     return param

@@ -126,15 +126,16 @@ def test_tokenize_and_back(client, fake):
     )
 
 
-def test_health_follows_the_router(stack, client):
-    assert client.get("/health").status_code == 200
+@pytest.mark.parametrize("path", ["/health", "/readyz"])
+def test_health_follows_the_router(stack, client, path):
+    assert client.get(path).status_code == 200
     stack.set_serving(False)
     try:
-        assert error_of(client.get("/health"), 503).type == "server_error"
+        assert error_of(client.get(path), 503).type == "server_error"
         assert client.get("/livez").status_code == 200
     finally:
         stack.set_serving(True)
-    assert client.get("/health").status_code == 200
+    assert client.get(path).status_code == 200
 
 
 def test_a_draining_gateway_takes_no_new_requests():
@@ -226,7 +227,7 @@ def test_openapi_tells_of_every_endpoint(client):
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/responses",
         "/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
-        "/health", "/livez", "/load", "/fleet", "/version", "/metrics",
+        "/health", "/readyz", "/livez", "/load", "/fleet", "/version", "/metrics",
     }  # fmt: skip
     schemas = document["components"]["schemas"]
     references = {

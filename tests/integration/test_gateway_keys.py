@@ -92,11 +92,11 @@ def test_another_form_of_errors_is_guarded_as_well(stack, path, headers):
 def test_the_list_of_routes_is_complete(stack):
     """A route that is not in the list above is not known to be guarded."""
     document = httpx.get(f"{stack.url}/openapi.json", headers=bearer("plain")).json()
-    known = {path for _, path in ROUTES} | {"/livez", "/health", *MESSAGES}
+    known = {path for _, path in ROUTES} | {"/livez", "/readyz", "/health", *MESSAGES}
     assert {path.replace("{model}", MODEL) for path in document["paths"]} <= known
 
 
-@pytest.mark.parametrize("path", ["/livez", "/health"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health"])
 def test_probes_need_none(stack, path):
     assert httpx.get(stack.url + path).status_code == 200
 
@@ -147,7 +147,7 @@ def test_no_request_is_more_urgent_than_its_key_may_be(stack):
     assert post(stack, "plain", priority=-5).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/livez", "/health"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health"])
 def test_probes_may_ask_for_the_head_alone(stack, path):
     response = httpx.head(stack.url + path)
     assert (response.status_code, response.content) == (200, b"")

@@ -285,6 +285,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
     [
         ({"role": "tool", "content": "x"}, "messages.1.tool_call_id"),
         ({"role": "tool", "tool_call_id": "c1"}, "messages.1.content"),
+        ({"role": "tool", "tool_call_id": "c2", "content": "x"}, "messages.1.tool_call_id"),
         ({"role": "assistant"}, "messages.1.content"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages.1.tool_calls"),
         (

@@ -210,6 +210,10 @@ def error_of(response, status, kind):
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "messages.0.content.0"),
         ({"system": [{"type": "x"}]}, "system.0.type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "y"}]}]},
+            "messages.0.content.0.tool_use_id",
+        ),
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),

@@ -137,6 +137,36 @@ def all_of(connection):
     return b"".join(pieces)
 
 
+def test_targets_may_be_whole_urls_and_open_no_door():
+    with gateway("--api-key", "secret") as connect:
+        for target, status in (
+            ("http://x/livez", 200),
+            ("http://x/livez?a=http://b/c", 200),
+            ("https://x:8/v1/models", 401),
+            ("http://livez", 200),  # a host, whose page is open
+            ("http://x//livez", 401),
+        ):
+            with connect() as connection:
+                connection.sendall(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+                assert all_of(connection).startswith(f"HTTP/1.1 {status} ".encode()), target
+
+
+def test_what_is_not_http_is_refused_and_fills_no_log():
+    command = [sys.executable, "-m", "gateway", "--port", "0", "--router", "127.0.0.1:1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(re.search(r"listening on 127.0.0.1:(\d+)", process.stderr.readline())[1])
+            for _ in range(5):
+                with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                    connection.sendall(b"\x00\x01 what\r\n\r\n")
+                    assert all_of(connection).startswith(b"HTTP/1.1 400 ")
+        finally:
+            process.terminate()
+            said = process.stderr.read()
+    assert "Invalid HTTP" not in said
+    assert "stopped" in said
+
+
 def test_headers_that_never_end_are_cut_off():
     with gateway("--max-header-bytes", "4000") as connect, connect() as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\nx-more: " + b"y" * 8100)

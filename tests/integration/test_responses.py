@@ -228,6 +228,7 @@ def test_what_has_no_effect_is_named(stack, fake):
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "x"}}}}, "text.format.schema"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "30 C"}]}, "input.0.call_id"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_as_the_client_wrote_it(stack, fake, fields, param):

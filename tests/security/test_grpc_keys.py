@@ -174,6 +174,28 @@ def test_registration_with_keys_wants_a_key_of_the_processes(monkeypatch: pytest
         router.config.parse_args(flags)
 
 
+def test_the_key_of_the_processes_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--model", "/dev/null", "--worker-urls", "a:1"]
+    secret = tmp_path / "secret"
+    monkeypatch.setenv("QUIRE_ROUTER_API_KEY_FILE", str(secret))
+    with pytest.raises(router.config.ConfigError, match=r"cannot read .*secret: No such file"):
+        router.config.parse_args(flags)
+    secret.write_text("own\n")
+    assert router.config.parse_args(flags).own_key == digest_of("own")
+    plan = quire.plan.make_plan(
+        quire.config.parse_args(["--port", "0", "--grpc-port", "0", "--api-key", "a"]), Path("/dev/null"),
+        {"QUIRE_ROUTER_API_KEY_FILE": str(secret)},
+    )  # fmt: skip
+    assert "QUIRE_ROUTER_API_KEY" not in plan.router.environment
+    for text in ("", "o w n"):
+        secret.write_text(text)
+        with pytest.raises(router.config.ConfigError, match="secret, which QUIRE_ROUTER_API_KEY_FILE names, must be"):
+            router.config.parse_args(flags)
+    monkeypatch.setenv("QUIRE_ROUTER_API_KEY", "own")
+    with pytest.raises(router.config.ConfigError, match="are both set"):
+        router.config.parse_args(flags)
+
+
 def test_quire_serve_asks_for_keys_at_both_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ports = ["--port", "0", "--grpc-port", "0"]
 

@@ -4,10 +4,8 @@ import importlib
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from concurrent import futures
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +14,27 @@ import pytest
 import yaml
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from protos import inference_pb2, worker_pb2
 from quire.cli import main as quire
 from quire.models import DEMO_MODEL
+from tests.doubles.images import (
+    PROCESSES,
+    PYPROJECT,
+    ROOT,
+    STAGES,
+    arguments,
+    closure,
+    extras_of,
+    required_by,
+    run_script,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-PROCESSES = ("gateway", "router", "worker")
 MODEL_FILE = f"/models/{DEMO_MODEL}.gguf"
 # What the gateway adds to --shutdown-timeout, and some room.
 SLACK_S = 7
-
-
-def read_stages() -> dict[str, list[tuple[str, str]]]:
-    """The Dockerfile's stages by name, each as its instructions and their arguments."""
-    text = re.sub(r"\\\n", " ", (ROOT / "compose/Dockerfile").read_text())
-    stages: dict[str, list[tuple[str, str]]] = {}
-    for line in text.splitlines():
-        if not line or line.startswith("#"):
-            continue
-        instruction, _, rest = line.partition(" ")
-        if instruction == "FROM":
-            stages[rest.split(" AS ")[1]] = []
-        list(stages.values())[-1].append((instruction, rest))
-    return stages
-
-
-STAGES = read_stages()
-
-
-def arguments(stage: str, instruction: str) -> list[str]:
-    return [rest for name, rest in STAGES[stage] if name == instruction]
 
 
 def copied() -> set[str]:
@@ -70,41 +54,6 @@ def parsed(process: str, tmp_path: Path) -> Any:
     model.touch()
     argv = [str(model) if word == MODEL_FILE else word for word in SERVICES[process]["command"]]
     return importlib.import_module(f"{process}.config").parse_args(argv)
-
-
-def run_script(name: str, *argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "compose" / name), *argv]
-    return subprocess.run(
-        command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60
-    )
-
-
-def extras_of(process: str) -> list[str]:
-    """The extras that a process's image installs."""
-    (found,) = re.findall(rf"requirements\.py ([\w ]+) > {process}\.txt", arguments("requirements", "RUN")[0])
-    return found.split()
-
-
-def required_by(process: str) -> list[Requirement]:
-    done = run_script("requirements.py", *extras_of(process))
-    assert done.returncode == 0, done.stderr
-    return [Requirement(line) for line in done.stdout.splitlines()]
-
-
-def closure(requirements: list[Requirement]) -> set[str]:
-    """The names of all distributions that these requirements bring, by what is installed here."""
-    seen: set[tuple[str, str]] = set()
-    todo = [(requirement, "") for requirement in requirements]
-    while todo:
-        requirement, asked = todo.pop()
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": asked}):
-            continue
-        name = canonicalize_name(requirement.name)
-        for extra in ("", *requirement.extras):
-            if (name, extra) not in seen:
-                seen.add((name, extra))
-                todo += [(Requirement(line), extra) for line in metadata.requires(name) or []]
-    return {name for name, _ in seen}
 
 
 # The images
